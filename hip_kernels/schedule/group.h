@@ -1,0 +1,122 @@
+// What every kernel knows of its rank group, and the one bounded wait. Below schedule/ and work/: both use it.
+#pragma once
+#include "../target/target.h"
+
+enum Kind : u32 { LEAVE, PULL, TILE, DRAIN };
+
+// How the WGs of a kernel divide moving and building (paper Table 2). Chosen at launch.
+enum Policy : u32 {
+  ONE_WAY,  // a mover whose share is moved becomes a builder, once
+  FIXED,    // a mover leaves when its share is moved
+};
+
+// One unit of work, 16 bytes, so that handing it to all lanes is one word of shared memory. The coordinates mean the same
+// for every kind: whose chunk, which tile row (or band) in it, which part of that (a slice, a tile column).
+struct Work {
+  Kind kind = LEAVE;
+  u32 chunk = 0, row = 0, part = 0;
+};
+
+// Cross-rank signals of one rank, in memory that no cache holds back. Each slot has one writer, the rank it is named by,
+// and holds an epoch: compared by signed difference, never reset. (A count per epoch breaks when two launches differ in shape.)
+struct Signals {
+  u32 started[MAX_RANKS];     // the launch that rank q is in: its input is valid, all of its earlier launches is done
+  u32 call[MAX_RANKS];        // fingerprint of that launch: operator, rows of every rank, K, epoch
+  u32 reads_done[MAX_RANKS];  // the last launch in which rank q has read all of this rank's input
+};
+
+enum GaveUp : u32 { WAITED_TOO_LONG = 1, TOLD_TO_STOP, DIFFERENT_CALL };
+
+// The first wait that gave up. Read by kosmos_raw/errors.py, after the launch has ended.
+struct WaitRecord {
+  u64 signal;  // address of what it waited for
+  u32 reason, rank, wg, kind, chunk, row, part, want, seen, zero;
+};
+
+struct Group {                        // mirrored by kosmos_raw/build/params.py; widest fields first
+  Signals* signals_of[MAX_RANKS];     // every rank's signals; [rank] is this rank's own
+  u32* abort;                         // [1] this device's memory: nonzero = leave. Cheap enough to look at before every claim
+  u32* host_abort;                    // [1] host memory: looked at only while a wait is long
+  WaitRecord* record;                 // [1]
+  u64* trace;                         // [WGs][trace_events][2]: ticks, event; null = off
+  u64 limit_ticks;                    // how long one wait may last
+  u32 rank, ranks, epoch, call, wgs, trace_events;
+};
+static_assert(sizeof(Group) == 128 && sizeof(WaitRecord) == 48 && sizeof(Signals) == 12 * MAX_RANKS);
+
+DEVICE inline const Signals& own_signals(const Group& g) { return *g.signals_of[g.rank]; }
+
+DEVICE inline bool aborted(const Group& g) { return target::load(g.abort, DEVICE_SCOPE) != 0; }
+
+// Makes every WG of this rank leave. The first to call it writes the record.
+DEVICE inline void give_up(const Group& g, GaveUp reason, const Work& w, const u32* signal, u32 want, u32 seen) {
+  if (target::add(g.abort, 1, DEVICE_SCOPE) != 0) return;
+  *g.record = {(u64)signal, reason, g.rank, target::wg(), w.kind, w.chunk, w.row, w.part, want, seen, 0};
+}
+
+// How long to keep waiting for one thing.
+struct Patience {
+  u32 polls = 0;
+  u64 start = 0;
+  DEVICE bool keep_waiting(const Group& g, const Work& w, const u32* signal, u32 want, u32 seen) {
+    // Clock and abort words only now and then: the host's word may be a trip over PCIe.
+    if (polls++ % 64 == 0) {
+      if (aborted(g)) return false;
+      const u64 now = target::ticks();
+      if (polls == 1) start = now;
+      const bool late = now - start > g.limit_ticks;
+      if (late || target::load(g.host_abort, SYSTEM_SCOPE)) {
+        give_up(g, late ? WAITED_TOO_LONG : TOLD_TO_STOP, w, signal, want, seen);
+        return false;
+      }
+    }
+    target::pause();
+    return true;
+  }
+};
+
+// False: the wait gave up and the WG must leave. Relaxed: the caller fences once, after all that it waits for. Epochs and
+// counts only grow; the difference is compared, so that wrapping round is no event.
+DEVICE inline bool wait_at_least(const Group& g, const Work& w, const u32* signal, u32 want, Scope scope) {
+  for (Patience patience;;) {
+    const u32 seen = target::load(signal, scope);
+    if ((i32)(seen - want) >= 0) return true;
+    if (!patience.keep_waiting(g, w, signal, want, seen)) return false;
+  }
+}
+
+// "My launch `epoch` has begun." Stored at all ranks, this one included.
+DEVICE inline void announce_start(const Group& g) {
+  if (target::wg() != 0) return;
+  for (u32 q = 0; q < g.ranks; q++) target::store(&g.signals_of[q]->call[g.rank], g.call, SYSTEM_SCOPE);
+  // Fingerprint and everything before it, then the epoch: pairs with the acquire in wait_started.
+  target::release(SYSTEM_SCOPE);
+  for (u32 q = 0; q < g.ranks; q++) target::store(&g.signals_of[q]->started[g.rank], g.epoch, SYSTEM_SCOPE);
+}
+
+// Waits until rank q is in this launch, and in the same call. Only for a q that cannot leave the launch before this rank
+// has used what it waited for; otherwise q's next fingerprint may already be here.
+DEVICE inline bool wait_started(const Group& g, const Work& w, u32 q) {
+  const Signals& own = own_signals(g);
+  if (!wait_at_least(g, w, &own.started[q], g.epoch, SYSTEM_SCOPE)) return false;
+  target::acquire(SYSTEM_SCOPE);  // pairs with the release in announce_start
+  const u32 call = target::load(&own.call[q], SYSTEM_SCOPE);
+  if (call == g.call) return true;
+  give_up(g, DIFFERENT_CALL, w, &own.call[q], g.call, call);
+  return false;
+}
+
+// Local counters come in two sets. A launch uses set epoch % 2 and clears the other one, which no WG of this launch touches
+// and which the launch before has left: launches of one communicator follow each other on one stream. So queue heads restart
+// at 0 without a memset, a last-one-out count, or an assumption about how often WGs over-claim.
+struct Counters {
+  u32* sets;     // [2][per_set]
+  u32 per_set;
+  u32 to_clear;  // words of the other set that the last launch used; its shape may have been another
+  DEVICE u32* current(const Group& g) const { return sets + (g.epoch % 2) * per_set; }
+  DEVICE void clear_other(const Group& g) const {
+    u32* other = sets + ((g.epoch + 1) % 2) * per_set;
+    for (u32 i = target::wg(); i < to_clear; i += g.wgs) target::store(other + i, 0, DEVICE_SCOPE);
+  }
+};
+static_assert(sizeof(Counters) == 16);

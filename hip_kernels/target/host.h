@@ -1,0 +1,33 @@
+// The CPU: a WG is an OS thread with one lane. Needs no C++ standard library, so that any C++20 compiler alone builds it.
+#pragma once
+#include <sched.h>
+#include <time.h>
+
+#define DEVICE
+
+namespace target {
+inline thread_local u32 wg_idx = 0;
+inline u32 lane() { return 0; }
+inline u32 lanes() { return 1; }
+inline u32 wg() { return wg_idx; }
+inline void barrier() {}
+
+inline u32 load(const u32* p, Scope) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+inline void store(u32* p, u32 v, Scope) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+inline u32 add(u32* p, u32 v, Scope) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+inline bool swap_if(u32* p, u32 was, u32 now, Scope) {
+  return __atomic_compare_exchange_n(p, &was, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+inline void release(Scope) { __atomic_thread_fence(__ATOMIC_RELEASE); }
+inline void acquire(Scope) { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
+template <class T> inline T read(const T* p) { return *p; }
+template <class T> inline void write(T* p, T v) { *p = v; }
+
+// There are more WGs than cores: what is waited for runs only if the waiter leaves the core.
+inline void pause() { sched_yield(); }
+inline u64 ticks() {  // nanoseconds
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1000000000ull + t.tv_nsec;
+}
+}  // namespace target

@@ -1,0 +1,105 @@
+// The CPU's GEMM tile: operands unpacked to FP32 panels in depth blocks, multiplied by a register block. Width of vectors is
+// the compiler's (AVX-512, AVX2, SSE or NEON); nothing here names an instruction.
+#pragma once
+#include "../kernels/tile_operands.h"
+#include "../work/bf16.h"
+
+namespace target {
+#if defined(__AVX512F__)
+constexpr u32 LANES = 16, MICRO_ROWS = 12, MICRO_VECTORS = 2;  // 24 of 32 registers accumulate
+#elif defined(__AVX__)
+constexpr u32 LANES = 8, MICRO_ROWS = 6, MICRO_VECTORS = 2;    // 12 of 16
+#else
+constexpr u32 LANES = 4, MICRO_ROWS = 6, MICRO_VECTORS = 2;
+#endif
+constexpr u32 TILE_M = 96, TILE_N = 96, DEPTH = 256, MICRO_COLS = MICRO_VECTORS * LANES;
+static_assert(TILE_M % MICRO_ROWS == 0 && TILE_N % MICRO_COLS == 0 && TILE_N % 8 == 0);
+
+template <class T, int N> using vec = T __attribute__((vector_size(N * sizeof(T))));
+using Floats = vec<float, LANES>;
+using Float8 = vec<float, 8>;
+using U32x8 = vec<u32, 8>;
+using U16x8 = vec<u16, 8>;
+
+inline Float8 widen(U16x8 h) { return (Float8)(__builtin_convertvector(h, U32x8) << 16); }
+inline U16x8 load8(const Vec16* p) { return __builtin_bit_cast(U16x8, read(p)); }
+
+struct Panels {  // one thread's scratch
+  alignas(64) float a[TILE_M][DEPTH];                              // row by row
+  alignas(64) float b[TILE_N / MICRO_COLS][DEPTH][MICRO_COLS];     // k by k
+  alignas(64) float c[TILE_M][TILE_N];
+};
+
+// Rows past the end are not touched: what is there multiplies into rows of C that are not stored.
+inline void unpack_a(Panels& s, const TileOperands& t, u32 k0, u32 depth) {
+  for (u32 r = 0; r < t.rows; r++)
+    for (u32 k = 0; k < depth; k += 8) *(Float8*)&s.a[r][k] = widen(load8(t.a + ((u64)r * t.K + k0 + k) / 8));
+}
+
+// Eight rows by eight k at a time, transposed as 16-bit values.
+inline void unpack_b(Panels& s, const TileOperands& t, u32 k0, u32 depth) {
+  for (u32 n = 0; n < t.cols; n += 8)
+    for (u32 k = 0; k < depth; k += 8) {
+      U16x8 x[8], y[8];
+      for (u32 j = 0; j < 8; j++) x[j] = n + j < t.cols ? load8(t.b + ((u64)(n + j) * t.K + k0 + k) / 8) : U16x8{};
+      for (u32 j = 0; j < 4; j++) {
+        y[2 * j] = __builtin_shufflevector(x[j], x[j + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+        y[2 * j + 1] = __builtin_shufflevector(x[j], x[j + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+      }
+      for (u32 j = 0; j < 4; j++) {
+        x[2 * j] = __builtin_shufflevector(y[j], y[j + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+        x[2 * j + 1] = __builtin_shufflevector(y[j], y[j + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+      }
+      for (u32 j = 0; j < 4; j++) {
+        y[2 * j] = __builtin_shufflevector(x[j], x[j + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+        y[2 * j + 1] = __builtin_shufflevector(x[j], x[j + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+      }
+      for (u32 j = 0; j < 8; j++) {
+        const Float8 f = widen(y[j]);
+        if constexpr (MICRO_COLS >= 8) {
+          __builtin_memcpy(&s.b[n / MICRO_COLS][k + j][n % MICRO_COLS], &f, sizeof f);
+        }
+      }
+    }
+}
+
+inline void micro(float* c, const float* a, const float* b, u32 depth) {
+  Floats acc[MICRO_ROWS][MICRO_VECTORS];
+  for (u32 r = 0; r < MICRO_ROWS; r++)
+    for (u32 v = 0; v < MICRO_VECTORS; v++) acc[r][v] = *(const Floats*)(c + r * TILE_N + v * LANES);
+  for (u32 k = 0; k < depth; k++) {
+    Floats col[MICRO_VECTORS];
+    for (u32 v = 0; v < MICRO_VECTORS; v++) col[v] = *(const Floats*)(b + k * MICRO_COLS + v * LANES);
+    for (u32 r = 0; r < MICRO_ROWS; r++)
+      for (u32 v = 0; v < MICRO_VECTORS; v++) acc[r][v] += a[r * DEPTH + k] * col[v];
+  }
+  for (u32 r = 0; r < MICRO_ROWS; r++)
+    for (u32 v = 0; v < MICRO_VECTORS; v++) *(Floats*)(c + r * TILE_N + v * LANES) = acc[r][v];
+}
+
+// to_bf16 of eight at once; tests compare it with the scalar one over every rounding case.
+inline U16x8 narrow(Float8 f) {
+  const U32x8 u = (U32x8)f, rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
+  const auto nan = (u & 0x7fffffff) > 0x7f800000;
+  return __builtin_convertvector(((U32x8)nan & 0x7fc0) | (~(U32x8)nan & rounded), U16x8);
+}
+
+template <class Op> void gemm_tile(const typename Op::Params& p, const Work& w) {
+  static thread_local Panels s;
+  const TileOperands t = Op::operands(p, w);
+  __builtin_memset(s.c, 0, sizeof s.c);
+  for (u32 k0 = 0; k0 < t.K; k0 += DEPTH) {
+    const u32 depth = t.K - k0 < DEPTH ? t.K - k0 : DEPTH;
+    unpack_a(s, t, k0, depth);
+    unpack_b(s, t, k0, depth);
+    for (u32 n = 0; n < t.cols; n += MICRO_COLS)
+      for (u32 r = 0; r < t.rows; r += MICRO_ROWS) micro(&s.c[r][n], s.a[r], s.b[n / MICRO_COLS][0], depth);
+  }
+  for (u32 r = 0; r < t.rows; r++)
+    for (u32 n = 0; n < t.cols; n += 8) {
+      const Vec16 v = __builtin_bit_cast(Vec16, narrow(*(const Float8*)&s.c[r][n]));
+      Op::store(p, w, r, n, v.lo);
+      if (n + 4 < t.cols) Op::store(p, w, r, n + 4, v.hi);
+    }
+}
+}  // namespace target

@@ -1,0 +1,21 @@
+// The loop of a target that decides and works in turn with ONE thread (host, and the serial form of the forced target).
+#pragma once
+#include "../schedule/trace.h"
+
+namespace target {
+template <class Op> void run(const typename Op::Params& p) {
+  typename Op::Schedule schedule(p);
+  Trace trace;
+  schedule.begin();
+  for (;;) {
+    const Work w = schedule.next_work();
+    trace.mark(p.g, CLAIMED, w);
+    if (w.kind == LEAVE || !schedule.wait_inputs(w)) return;
+    trace.mark(p.g, READY, w);
+    if (w.kind == TILE) gemm_tile<Op>(p, w);
+    else Op::move(schedule, w);
+    schedule.finish(w);
+    trace.mark(p.g, DONE, w);
+  }
+}
+}  // namespace target

@@ -1,0 +1,33 @@
+// Picks HOW HERE: the one file through which everything else reaches a target.
+//
+// Every target gives the same names, in namespace target:
+//   lane() lanes() wg()            the lanes of this WG that WORK, and which WG this is. The host has one lane a WG
+//   barrier()                      of those lanes; each has completed its own stores first
+//   load store add swap_if         signals, u32, relaxed. Scope says who may look: this device, or its peers and the host
+//   release(Scope) acquire(Scope)  fences, with every wait that the target needs
+//   read<T> write<T>               data, T of 8 or 16 bytes, ordinary: ordered by fences only
+//   pause() ticks()                inside a bounded wait; ticks has a fixed rate, which the device's Python side knows
+//   run<Op>(params)                the loop: asks Op::Schedule what comes next, does it, publishes it. The GEMM tile is in it
+#pragma once
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using i32 = int;
+using u64 = unsigned long long;
+
+struct alignas(16) Vec16 { u64 lo, hi; };  // eight bf16: what one lane moves at a time
+
+enum Scope { DEVICE_SCOPE, SYSTEM_SCOPE };
+
+// Of one node. Raising it changes the layout of Signals and Group; kosmos_raw/build/params.py has the same number.
+constexpr u32 MAX_RANKS = 8;
+
+#if defined(KOSMOS_FORCED)
+#include "forced.h"
+#elif defined(__HIP__)
+#include "gfx950.h"
+#elif defined(__CUDACC__)
+#include "sm90.h"
+#else
+#include "host.h"
+#endif

@@ -1,0 +1,67 @@
+"""NumPy mirrors of the structs that kernels take by value or write for the host.
+
+One dtype a struct, field by field as in hip_kernels/schedule/*.h. The headers assert their sizes; the tests compare
+every size and offset with what the compiler made of the header.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+MAX_RANKS = 8  # hip_kernels/target/target.h
+
+KINDS = ("leave", "pull", "tile", "drain")
+POLICIES = ("one_way", "fixed")
+GAVE_UP = {1: "waited too long", 2: "told to stop", 3: "different call"}
+EVENTS = ("claimed", "ready", "done")
+
+
+def _struct(*fields: tuple[str, str | np.dtype] | tuple[str, str, tuple[int, ...]]) -> np.dtype:
+    dtype = np.dtype(list(fields), align=True)
+    names = dtype.names or ()
+    end = 0
+    for name in names:  # hidden padding shifts a mirror silently: name it in the header instead
+        field, offset = dtype.fields[name][:2]  # type: ignore[index]
+        if offset != end:
+            raise TypeError(f"hidden padding before field {name!r} of {names}")
+        end = offset + field.itemsize
+    if end != dtype.itemsize:
+        raise TypeError(f"hidden padding after the last field of {names}")
+    return dtype
+
+
+SIGNALS = _struct(
+    ("started", "u4", (MAX_RANKS,)),
+    ("call", "u4", (MAX_RANKS,)),
+    ("reads_done", "u4", (MAX_RANKS,)),
+)
+
+WAIT_RECORD = _struct(
+    ("signal", "u8"),
+    *((name, "u4") for name in "reason rank wg kind chunk row part want seen zero".split()),
+)
+
+GROUP = _struct(
+    ("signals_of", "u8", (MAX_RANKS,)),
+    ("abort", "u8"),
+    ("host_abort", "u8"),
+    ("record", "u8"),
+    ("trace", "u8"),
+    ("limit_ticks", "u8"),
+    *((name, "u4") for name in "rank ranks epoch call wgs trace_events".split()),
+)
+
+COUNTERS = _struct(("sets", "u8"), ("per_set", "u4"), ("to_clear", "u4"))
+
+CHUNKS = _struct(("first", "u4", (MAX_RANKS + 1,)), ("tile_m", "u4"), ("tile_rows_max", "u4"), ("zero", "u4"))
+
+AG_GEMM = _struct(
+    ("g", GROUP),
+    ("counters", COUNTERS),
+    ("shard_of", "u8", (MAX_RANKS,)),
+    ("gathered", "u8"),
+    ("b", "u8"),
+    ("c", "u8"),
+    ("m", CHUNKS),
+    *((name, "u4") for name in "N K ldc tile_n movers policy".split()),
+)

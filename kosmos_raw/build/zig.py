@@ -1,0 +1,76 @@
+"""The one compiler: clang and lld from the `ziglang` wheel, for the host and for gfx950 alike."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from . import cache as build_cache
+from . import sources
+
+
+class BuildError(RuntimeError):
+    """A compiler refused, or is not there. The message holds the command and what it printed."""
+
+
+def require() -> None:
+    """Raises BuildError with the name of the extra when the compiler is not installed."""
+    if importlib.util.find_spec("ziglang") is None:
+        raise BuildError("kosmos_raw: building kernels needs the package 'ziglang'; pip install 'kosmos-raw[cpu]'")
+
+
+@cache
+def version() -> str:
+    """Version of the installed compiler wheel, for example "0.17.1"."""
+    require()
+    from importlib.metadata import version as installed
+
+    return installed("ziglang")
+
+
+def run(arguments: Sequence[str]) -> str:
+    """Runs `python -m ziglang ARGUMENTS`; returns what it printed, raises BuildError when it fails."""
+    require()
+    command = [sys.executable, "-m", "ziglang", *arguments]
+    env = dict(os.environ)
+    env.setdefault("ZIG_GLOBAL_CACHE_DIR", str(build_cache.folder() / "zig"))
+    done = subprocess.run(command, capture_output=True, text=True, env=env, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise BuildError(f"kosmos_raw: compiler failed ({done.returncode}): {' '.join(command)}\n{done.stderr.strip()}")
+    return done.stdout + done.stderr
+
+
+@cache
+def cpu_identity() -> str:
+    """What -march=native depends on: a binary built here must not be taken for another machine's."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return platform.machine() + "".join(sorted({line for line in lines if line.startswith(wanted)}))
+
+
+def shared_library(source: Path, flags: Sequence[str] = (), depends: Sequence[Path] = ()) -> Path:
+    """A host library from one C++20 source that uses no C++ standard library (which would take minutes to build).
+
+    The key covers the source, everything in hip_kernels/, the files in `depends`, the flags, compiler and CPU.
+    """
+    options = [
+        *("-x", "c++", "-std=c++20", "-march=native", "-O3", "-g1", "-ffp-contract=fast", "-Wall", "-Wextra", "-Werror"),
+        *("-fno-exceptions", "-fno-rtti", "-nostdlib++", "-fno-sanitize=all", "-fPIC", "-shared", "-pthread"),
+        *flags,
+    ]
+    texts = [path.read_text() for path in (source, *depends)]
+    key = [version(), cpu_identity(), sources.digest(), *options, *texts]
+
+    def make(to: Path) -> None:
+        run(["c++", *options, "-o", str(to), str(source)])
+
+    return build_cache.cached(f"{source.stem}.so", key, make)
