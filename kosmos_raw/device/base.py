@@ -1,0 +1,148 @@
+"""What a device is to the rest of the package: a few methods, the same for every kind.
+
+A `Device` object belongs to one rank. Addresses are plain integers, valid in this process; arrays are of the device's
+array library (`xp`). Nothing here knows of operators.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+
+@dataclass
+class Memory:
+    """One raw allocation, or a peer's that was opened here."""
+
+    address: int
+    nbytes: int
+    keep: Any = field(default=None, repr=False)  # what must live as long as the address is used
+    opened: bool = False  # another process's: close it, never free it
+
+
+@dataclass(frozen=True)
+class Handle:
+    """Names an allocation to other processes. Picklable. Always of a whole allocation: offsets travel apart."""
+
+    pid: int
+    address: int  # in the owner's process
+    nbytes: int
+    token: Any  # what the device needs to open it elsewhere
+
+
+@dataclass(frozen=True)
+class Tile:
+    m: int
+    n: int
+
+
+class Kernel(ABC):
+    """One operator's entry point on one device."""
+
+    tile: Tile  # rows and columns of one output tile
+    params_bytes: int  # size of the params struct that the compiled code expects
+
+    @abstractmethod
+    def launch(self, params: np.ndarray, workgroups: int) -> None:
+        """Queues one launch of `workgroups` WGs on the device's stream; `params` is a 1-element structured array,
+        passed by value. The CPU device returns when it has ended."""
+
+
+class Device(ABC):
+    """One rank's device."""
+
+    name: str  # "cpu", "hip", "cuda"
+    index: int  # ordinal of the device in this process
+    xp: ModuleType  # the array library: numpy or cupy
+    tick_hz: int  # rate of target::ticks()
+    trace_rows: int = 1  # rows of trace events a WG writes
+    queues_launches: bool = True  # False: a launch has ended when `Kernel.launch` returns
+
+    @property
+    @abstractmethod
+    def max_workgroups(self) -> int:
+        """WGs that are resident at once, one a compute unit; a larger grid would deadlock and is refused."""
+
+    @property
+    @abstractmethod
+    def default_workgroups(self) -> int:
+        """The grid when the caller does not choose one."""
+
+    # -- memory
+
+    @abstractmethod
+    def allocate(self, nbytes: int, *, signals: bool = False, shared: bool = False) -> Memory:
+        """A raw allocation, zeroed. `shared`: other processes will open it. `signals`: its words are written by
+        peers and polled here while a kernel runs, so no cache may hold them back."""
+
+    @abstractmethod
+    def free(self, memory: Memory) -> None: ...
+
+    def export(self, memory: Memory) -> Handle:
+        """A handle of a shared allocation."""
+        return Handle(os.getpid(), memory.address, memory.nbytes, self._export_token(memory))
+
+    def open(self, handle: Handle) -> Memory:
+        """A peer's allocation at an address of this process. To be opened once; in the owner's own process (ranks
+        as threads) it is simply the owner's address."""
+        if handle.pid == os.getpid():
+            self._reach_own(handle)
+            return Memory(handle.address, handle.nbytes, opened=True)
+        return self._open_token(handle)
+
+    @abstractmethod
+    def _export_token(self, memory: Memory) -> Any: ...
+
+    @abstractmethod
+    def _open_token(self, handle: Handle) -> Memory: ...
+
+    def _reach_own(self, handle: Handle) -> None:
+        """Makes memory of another device of this process reachable (peer access); nothing to do on the CPU."""
+
+    @abstractmethod
+    def close(self, memory: Memory) -> None:
+        """Undoes `open`. Every importer closes before the owner frees."""
+
+    @abstractmethod
+    def host_words(self, count: int) -> tuple[np.ndarray, int]:
+        """`count` zeroed uint32 words of host memory that kernels can read while they run: NumPy view and address
+        for the kernel."""
+
+    @abstractmethod
+    def array(self, address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> Any:
+        """An `xp` array over memory that `owner` keeps alive."""
+
+    @abstractmethod
+    def address_of(self, array: Any) -> int:
+        """Where an `xp` array's first element lies."""
+
+    @abstractmethod
+    def to_host(self, address: int, nbytes: int) -> bytes:
+        """Copies device memory to the host, after everything queued before."""
+
+    @abstractmethod
+    def zero(self, address: int, nbytes: int) -> None:
+        """Zeroes device memory, in stream order."""
+
+    # -- work
+
+    @abstractmethod
+    def kernel(self, op: str) -> Kernel:
+        """The compiled operator, loaded now: loading must not happen while a peer's kernel already waits."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Waits for everything queued on the device's stream."""
+
+    @abstractmethod
+    def close_device(self) -> None:
+        """Releases what the device object itself holds (streams, modules)."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """The device in words, for reports."""

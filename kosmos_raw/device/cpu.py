@@ -1,0 +1,145 @@
+"""The CPU as a device: a WG is a thread with one lane, ranks share memory by anonymous files.
+
+Proves schedules, protocols and numerics, on any Linux machine. The kernels are hip_kernels/ built for the host.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+
+from ..build import sources, zig
+from ..errors import KosmosError, NotAvailable
+from .base import Device, Handle, Kernel, Memory, Tile
+
+MAX_WORKGROUPS = 256  # hip_kernels/target/host_run.h
+
+
+class CpuKernel(Kernel):
+    def __init__(self, op: str):
+        self.op = op
+        library = ctypes.CDLL(str(zig.shared_library(sources.kernel(op))))
+        self._main = getattr(library, f"{op}_main")  # ctypes lets go of the GIL during the call
+        self._main.argtypes = [ctypes.c_void_p]
+        self._main.restype = ctypes.c_int
+
+        def constant(name: str) -> int:
+            return int(getattr(library, f"{op}_{name}")())
+
+        self.params_bytes = constant("params_bytes")
+        self.tile = Tile(constant("tile_m"), constant("tile_n"))
+
+    def launch(self, params: np.ndarray, workgroups: int) -> None:
+        error = self._main(params.ctypes.data)
+        if error:
+            raise KosmosError(
+                f"{self.op}: could not start {workgroups} threads on rank: {os.strerror(error)}; "
+                "lower workgroups= or raise the process limit (ulimit -u)"
+            )
+
+
+class CpuDevice(Device):
+    name = "cpu"
+    xp = np
+    tick_hz = 1_000_000_000
+    queues_launches = False
+
+    def __init__(self, index: int = 0, ranks: int = 1):
+        if not hasattr(os, "memfd_create"):
+            raise NotAvailable("device cpu: needs Linux (memfd_create), for memory that ranks share")
+        self.index = index
+        self._ranks = ranks
+
+    @property
+    def max_workgroups(self) -> int:
+        return MAX_WORKGROUPS
+
+    @property
+    def default_workgroups(self) -> int:
+        return min(MAX_WORKGROUPS, max(4, len(os.sched_getaffinity(0)) // self._ranks))
+
+    # Anonymous files: peers open them through /proc while the owner lives, and nothing is left when it dies, however.
+    def allocate(self, nbytes: int, *, signals: bool = False, shared: bool = False) -> Memory:
+        nbytes = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
+        if not shared:
+            pages = mmap.mmap(-1, nbytes)
+            return Memory(_address(pages), nbytes, keep=(pages, None))
+        fd = os.memfd_create("kosmos_raw", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, 0, nbytes)  # now, not as a bus error inside a kernel
+            pages = mmap.mmap(fd, nbytes)
+        except OSError as error:
+            os.close(fd)
+            raise NotAvailable(
+                f"device cpu: cannot reserve {nbytes:,} bytes of shared memory ({error.strerror}); "
+                f"{_available_bytes():,} bytes are available; lower arena_bytes= or free memory"
+            ) from error
+        return Memory(_address(pages), nbytes, keep=(pages, fd))
+
+    def free(self, memory: Memory) -> None:
+        _, fd = memory.keep
+        memory.keep = None  # arrays that still view the pages keep them mapped
+        if fd is not None:
+            os.close(fd)
+
+    def _export_token(self, memory: Memory) -> Any:
+        return memory.keep[1]
+
+    def _open_token(self, handle: Handle) -> Memory:
+        path = f"/proc/{handle.pid}/fd/{handle.token}"
+        try:
+            with open(path, "r+b", buffering=0) as file:
+                pages = mmap.mmap(file.fileno(), handle.nbytes)
+        except OSError as error:
+            raise NotAvailable(
+                f"device cpu: cannot open the memory of process {handle.pid} ({path}: {error.strerror}); "
+                "ranks must run as one user in one PID namespace (one container)"
+            ) from error
+        return Memory(_address(pages), handle.nbytes, keep=(pages, None), opened=True)
+
+    def close(self, memory: Memory) -> None:
+        memory.keep = None
+
+    def host_words(self, count: int) -> tuple[np.ndarray, int]:
+        words = np.zeros(count, np.uint32)
+        return words, words.ctypes.data
+
+    def array(self, address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> np.ndarray:
+        dtype = np.dtype(dtype)
+        count = int(np.prod(shape, dtype=np.int64))
+        view = (ctypes.c_char * max(1, count * dtype.itemsize)).from_address(address)
+        view._owner = owner  # NumPy keeps `view`, and so the pages
+        return np.frombuffer(view, dtype, count).reshape(shape)
+
+    def address_of(self, array: Any) -> int:
+        return int(array.ctypes.data)
+
+    def to_host(self, address: int, nbytes: int) -> bytes:
+        return ctypes.string_at(address, nbytes)
+
+    def zero(self, address: int, nbytes: int) -> None:
+        ctypes.memset(address, 0, nbytes)
+
+    def kernel(self, op: str) -> Kernel:
+        return CpuKernel(op)
+
+    def synchronize(self) -> None:
+        """Every launch has ended when it returns."""
+
+    def close_device(self) -> None:
+        """Nothing is held."""
+
+    def describe(self) -> str:
+        return f"cpu, {len(os.sched_getaffinity(0))} cores"
+
+
+def _address(pages: mmap.mmap) -> int:
+    return int(np.frombuffer(pages, np.uint8).ctypes.data)
+
+
+def _available_bytes() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

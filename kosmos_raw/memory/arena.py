@@ -1,0 +1,87 @@
+"""The symmetric arena of one rank, and its peers' arenas as this process sees them."""
+
+from __future__ import annotations
+
+from ..build.params import SIGNALS
+from ..device.base import Device, Memory
+from ..errors import ArenaFull
+from ..ranks.rendezvous import Rendezvous
+from .allocator import Allocator
+
+
+class Arena:
+    """Signals and data, each one raw allocation a rank.
+
+    They are apart because signals must not be held back by any cache, while data should be cached. Creating and closing
+    an arena are collective: every rank does it.
+    """
+
+    def __init__(self, device: Device, rendezvous: Rendezvous, nbytes: int):
+        self.device = device
+        self.nbytes = nbytes
+        self.rank, self.ranks = rendezvous.rank, rendezvous.ranks
+        self._rendezvous = rendezvous
+        self._own = [
+            device.allocate(SIGNALS.itemsize, signals=True, shared=True),
+            device.allocate(nbytes, shared=True),
+        ]
+        handles = rendezvous.allgather([device.export(memory) for memory in self._own])
+        self._regions: list[list[Memory]] = [
+            self._own if q == self.rank else [device.open(handle) for handle in theirs]
+            for q, theirs in enumerate(handles)
+        ]
+        rendezvous.barrier()  # nobody may die or free before everybody has opened
+        self.allocator = Allocator(nbytes)
+
+    def signals(self, rank: int) -> int:
+        """Address of the signals of `rank`."""
+        return self._regions[rank][0].address
+
+    def address(self, rank: int, offset: int = 0) -> int:
+        """Address of byte `offset` of the data of `rank`."""
+        return self._regions[rank][1].address + offset
+
+    def offset_of(self, address: int, nbytes: int) -> int | None:
+        """The offset of a buffer of this rank, or None when it does not lie in the arena."""
+        offset = address - self.address(self.rank)
+        return offset if 0 <= offset and offset + nbytes <= self.nbytes else None
+
+    @property
+    def owner(self) -> Memory:
+        """What arrays over this rank's data must keep alive."""
+        return self._own[1]
+
+    def take(self, nbytes: int, what: str) -> int:
+        """The offset of a new buffer for the caller, the same on every rank that has made the same calls."""
+        offset = self.allocator.take(nbytes)
+        if offset is None:
+            raise ArenaFull(
+                f"{what}: needs {nbytes:,} bytes of the arena, which has {self.nbytes:,} bytes, "
+                f"{self.allocator.taken_bytes:,} of them taken; pass arena_bytes= to launch() or Communicator"
+            )
+        return offset
+
+    def workspace(self, nbytes: int, what: str) -> int:
+        """The offset of `nbytes` that one call may use until it ends. Calls follow each other, so they share it."""
+        if nbytes > self.allocator.workspace_bytes:
+            raise ArenaFull(
+                f"{what}: needs {nbytes:,} bytes of the arena for this call; {self.allocator.workspace_bytes:,} of "
+                f"{self.nbytes:,} bytes are left below the buffers of empty(); "
+                f"pass arena_bytes={nbytes + self.allocator.taken_bytes:,} or more to launch() or Communicator"
+            )
+        return 0
+
+    def zero_signals(self) -> None:
+        self.device.zero(self._own[0].address, SIGNALS.itemsize)
+
+    def close(self, orderly: bool) -> None:
+        """Importers close, then owners free. `orderly` is False when a rank was lost: then nobody is waited for."""
+        for q, regions in enumerate(self._regions):
+            if q != self.rank:
+                for memory in regions:
+                    self.device.close(memory)
+        if orderly:
+            self._rendezvous.barrier()
+        for memory in self._own:
+            self.device.free(memory)
+        self._regions = []

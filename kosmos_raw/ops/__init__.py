@@ -1,0 +1,1 @@
+"""One file an operator: check arguments, ask plan/, launch."""

@@ -1,0 +1,1 @@
+"""From a shape to a plan: pure functions, no device, no state."""

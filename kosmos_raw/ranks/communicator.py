@@ -1,0 +1,337 @@
+"""One rank's end of a group of ranks: device, arena, epoch, and the launch that every operator goes through."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..build.params import GAVE_UP, GROUP, KINDS, MAX_RANKS, SIGNALS, WAIT_RECORD
+from ..device import open_device
+from ..device.base import Kernel, Memory
+from ..errors import CommunicatorBroken, KosmosError, NotAvailable, RankLost, WaitError, WaitRecord
+from ..memory.arena import Arena
+from .rendezvous import Rendezvous
+
+DEFAULT_TIMEOUT_S = 30.0
+DEFAULT_ARENA_BYTES = {"cpu": 64 << 20, "hip": 4 << 30, "cuda": 4 << 30}
+REBUILD = "call rebuild() on the communicator of every rank, or make a new one"
+
+
+@dataclass
+class TraceBuffer:
+    """Trace events of the launches made inside `Communicator.tracing()`; the last launch's are kept."""
+
+    rows: int
+    events_per_row: int
+    tick_hz: int
+    rows_per_wg: int
+    memory: Memory = field(repr=False)
+    events: np.ndarray | None = field(default=None, repr=False)  # [rows, events_per_row, 2] uint64
+
+
+class Communicator:
+    """What an operator needs of its rank. Made by `kosmos_raw.launch`, or directly from a rendezvous.
+
+    Creating, `empty`, `free`, `barrier`, `rebuild`, `close` and every operator are collective: all ranks make the same
+    calls in the same order. One communicator belongs to one stream and one thread.
+
+    Args:
+        rendezvous: how the ranks meet on the host.
+        device: "cpu", "hip" or "cuda".
+        arena_bytes: symmetric memory of each rank, for operators and for `empty`.
+        timeout_s: how long one wait inside a kernel may last before it gives up. KOSMOS_TIMEOUT_S changes the default.
+        workgroups: WGs of each launch; None takes the device's own number.
+    """
+
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        device: str = "cpu",
+        *,
+        arena_bytes: int | None = None,
+        timeout_s: float | None = None,
+        workgroups: int | None = None,
+    ):
+        self.rank, self.ranks = rendezvous.rank, rendezvous.ranks
+        if not 1 <= self.ranks <= MAX_RANKS:
+            raise ValueError(f"Communicator: ranks is {self.ranks}, want 1 to {MAX_RANKS} (the GPUs of one node)")
+        self.timeout_s = float(timeout_s or os.environ.get("KOSMOS_TIMEOUT_S") or DEFAULT_TIMEOUT_S)
+        self.device = open_device(device, self.rank, self.ranks)
+        self.workgroups = self._checked_workgroups(workgroups)
+        self._rendezvous = rendezvous
+        self._arena = Arena(self.device, rendezvous, arena_bytes or DEFAULT_ARENA_BYTES[device])
+        self._kernels: dict[str, Kernel] = {}
+        self._local: dict[str, Memory] = {}
+        self._control = self.device.allocate(256, signals=True)  # [0] abort word, [64] record
+        self._host_abort, self._host_abort_address = self.device.host_words(1)
+        self._epoch = 0
+        self._counters_used = 0  # words that the last launch dirtied
+        self._trace: TraceBuffer | None = None
+        self._unchecked: str | None = None  # the operator of a launch whose end was not looked at yet
+        self._broken: str | None = None
+        self._lost: list[int] = []
+        self._group = self._make_group()
+        self._stop_watch = rendezvous.watch(self._on_lost)
+
+    def _checked_workgroups(self, workgroups: int | None) -> int:
+        most = self.device.max_workgroups
+        chosen = self.device.default_workgroups if workgroups is None else workgroups
+        if not 2 <= chosen <= most:
+            raise NotAvailable(
+                f"Communicator: workgroups is {chosen}, want 2 to {most}: all WGs of a kernel must be resident at once "
+                f"on {self.device.describe()}, and a mover needs a builder beside it"
+            )
+        return chosen
+
+    def _make_group(self) -> np.ndarray:
+        group = np.zeros(1, GROUP)
+        group["signals_of"][0, : self.ranks] = [self._arena.signals(q) for q in range(self.ranks)]
+        group["abort"] = self._control.address
+        group["record"] = self._control.address + 64
+        group["host_abort"] = self._host_abort_address
+        group["limit_ticks"] = int(self.timeout_s * self.device.tick_hz)
+        group["rank"], group["ranks"], group["wgs"] = self.rank, self.ranks, self.workgroups
+        return group
+
+    # -- memory of the caller
+
+    def empty(self, shape: tuple[int, ...], dtype: Any = "bfloat16") -> Any:
+        """An uninitialised array in the symmetric arena, at the same offset on every rank: operators use it without a
+        copy. Collective; the size in bytes must be equal on all ranks. It lives until `free` or `close`.
+
+        Raises:
+            ArenaFull: the arena has no such room left.
+        """
+        self._check_usable("empty")
+        dtype = self.dtype(dtype)
+        offset = self._arena.take(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, "empty")
+        return self.device.array(self._arena.address(self.rank, offset), tuple(shape), dtype, self._arena.owner)
+
+    def free(self, array: Any) -> None:
+        """Gives an array of `empty` back. Collective; no kernel may still use it."""
+        offset = self._arena.offset_of(self.device.address_of(array), 0)
+        start = None if offset is None else self._arena.allocator.owner_of(offset)
+        if start is None:
+            raise ValueError("free: the array does not come from this communicator's empty()")
+        self._arena.allocator.give_back(start)
+
+    @staticmethod
+    def dtype(dtype: Any) -> np.dtype:
+        """NumPy's dtype, with "bfloat16" known by name."""
+        if isinstance(dtype, str) and dtype == "bfloat16":
+            import ml_dtypes
+
+            return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(dtype)
+
+    # -- for operators
+
+    @property
+    def arena(self) -> Arena:
+        return self._arena
+
+    def kernel(self, op: str) -> Kernel:
+        """The operator's kernel, loaded on all ranks before any of them launches: a rank that compiles while its peers'
+        kernels wait would use up their patience."""
+        if op not in self._kernels:
+            self._check_usable(op)
+            self._kernels[op] = self.device.kernel(op)
+            self._rendezvous.barrier()
+        return self._kernels[op]
+
+    def local(self, name: str, nbytes: int) -> int:
+        """Address of at least `nbytes` of this rank's own device memory, kept under `name` between calls."""
+        memory = self._local.get(name)
+        if memory is None or memory.nbytes < nbytes:
+            if memory is not None:
+                self.device.synchronize()  # a queued kernel may still use the old one
+                self.device.free(memory)
+            memory = self._local[name] = self.device.allocate(nbytes)
+        return memory.address
+
+    def launch(self, op: str, params: np.ndarray, call: tuple[Any, ...], counter_words: int) -> None:
+        """Launches `op` once, as the next epoch.
+
+        Args:
+            params: the operator's 1-element params struct; its fields `g` and `counters` are filled here.
+            call: what must be equal on all ranks; a rank that calls with something else is reported, not waited for.
+            counter_words: words of one counter set that this launch uses.
+        Raises:
+            CommunicatorBroken: the communicator is closed, or an earlier launch gave up.
+            WaitError: this launch gave up (on devices that queue launches, raised by `synchronize` or the next call).
+        """
+        self._check_usable(op)
+        kernel = self.kernel(op)
+        if params.dtype.itemsize != kernel.params_bytes:
+            raise KosmosError(
+                f"{op}: params struct has {params.dtype.itemsize} bytes, the compiled kernel wants {kernel.params_bytes}; "
+                "the kernel was built from other sources than this package's"
+            )
+        self._epoch = (self._epoch + 1) & 0xFFFFFFFF
+        group = self._group
+        group["epoch"] = self._epoch
+        group["call"] = zlib.crc32(repr((op, self._epoch, *call)).encode())
+        group["trace"] = self._trace.memory.address if self._trace else 0
+        group["trace_events"] = self._trace.events_per_row if self._trace else 0
+        params["g"] = group
+        self._fill_counters(params["counters"], counter_words)
+        if self._trace:
+            self.device.zero(self._trace.memory.address, self._trace.memory.nbytes)
+        self._unchecked = op
+        kernel.launch(params, self.workgroups)
+        if not self.device.queues_launches:
+            self.synchronize()
+
+    def _fill_counters(self, counters: np.ndarray, words: int) -> None:
+        memory = self._local.get("counters")
+        if memory is None or memory.nbytes < 8 * words:
+            self.local("counters", 8 * max(words, 4096))  # new memory is zeroed: both sets are clear
+            self._counters_used = 0
+        per_set = self._local["counters"].nbytes // 8
+        counters["sets"] = self._local["counters"].address
+        counters["per_set"] = per_set
+        counters["to_clear"] = self._counters_used
+        self._counters_used = words
+
+    def synchronize(self) -> None:
+        """Waits until everything launched has ended; raises WaitError when it gave up."""
+        self.device.synchronize()
+        op, self._unchecked = self._unchecked, None
+        if op is None:
+            return
+        abort = int(np.frombuffer(self.device.to_host(self._control.address, 4), np.uint32)[0])
+        if abort:
+            record = self._read_record(op)
+            self._broken = f"{op} gave up" if record is None else str(record)
+            lost = f"rank {', '.join(map(str, self._lost))} died or raised; " if self._lost else ""
+            raise WaitError(record, f"{lost}outputs are undefined; {REBUILD}")
+        if self._trace:
+            raw = self.device.to_host(self._trace.memory.address, self._trace.memory.nbytes)
+            shape = (self._trace.rows, self._trace.events_per_row, 2)
+            self._trace.events = np.frombuffer(raw, np.uint64, count=int(np.prod(shape))).reshape(shape).copy()
+
+    def _read_record(self, op: str) -> WaitRecord | None:
+        raw = np.frombuffer(self.device.to_host(self._control.address + 64, WAIT_RECORD.itemsize), WAIT_RECORD)[0]
+        if not raw["reason"]:
+            return None
+        fields = {name: int(raw[name]) for name in ("rank", "wg", "chunk", "row", "part", "want", "seen")}
+        return WaitRecord(
+            op=op,
+            reason=GAVE_UP[int(raw["reason"])],
+            kind=KINDS[int(raw["kind"])],
+            signal=self._signal_name(int(raw["signal"])),
+            **fields,
+        )
+
+    def _signal_name(self, address: int) -> str:
+        offset = address - self._arena.signals(self.rank)
+        if 0 <= offset < SIGNALS.itemsize:
+            for name in reversed(SIGNALS.names or ()):
+                start = SIGNALS.fields[name][1]  # type: ignore[index]
+                if offset >= start:
+                    return f"{name}[{(offset - start) // 4}]"
+        counters = self._local.get("counters")
+        if counters and 0 <= address - counters.address < counters.nbytes:
+            return f"counter[{(address - counters.address) // 4 % (counters.nbytes // 8)}]"
+        return hex(address)
+
+    @contextmanager
+    def tracing(self, events_per_row: int = 512) -> Iterator[TraceBuffer]:
+        """Launches inside the block write trace events; `events` of the yielded buffer holds the last launch's."""
+        rows = self.workgroups * self.device.trace_rows
+        memory = self.device.allocate(rows * events_per_row * 16)
+        buffer = TraceBuffer(rows, events_per_row, self.device.tick_hz, self.device.trace_rows, memory)
+        self._trace = buffer
+        try:
+            yield buffer
+            self.synchronize()
+        finally:
+            self._trace = None
+            self.device.synchronize()
+            self.device.free(memory)
+
+    # -- the group
+
+    def barrier(self) -> None:
+        """Waits on the host until every rank is here."""
+        self._rendezvous.barrier()
+
+    def allgather(self, value: Any) -> list[Any]:
+        """Every rank's picklable `value`, in rank order, over the host."""
+        return self._rendezvous.allgather(value)
+
+    def rebuild(self) -> None:
+        """Makes the communicator usable again after a WaitError: all ranks together, none of them lost.
+
+        Clears signals, counters and abort words, and agrees on an epoch that no rank has used.
+        """
+        self.device.synchronize()
+        self._check_open("rebuild")
+        epochs = self._rendezvous.allgather(self._epoch)  # from here on no kernel of any rank runs
+        self._epoch = max(epochs)
+        self._arena.zero_signals()
+        self.device.zero(self._control.address, self._control.nbytes)
+        if "counters" in self._local:
+            self.device.zero(self._local["counters"].address, self._local["counters"].nbytes)
+        self._counters_used = 0
+        self._host_abort[0] = 1 if self._lost else 0
+        self._unchecked = self._broken = None
+        self.device.synchronize()
+        self._rendezvous.barrier()  # nobody may signal before everybody has cleared
+
+    def close(self) -> None:
+        """Gives everything back. Collective, unless a rank was lost. Arrays of `empty` become invalid."""
+        if self._broken == "closed":
+            return
+        self.device.synchronize()
+        orderly = not self._lost
+        try:
+            if orderly:
+                self._rendezvous.barrier()  # after it nobody's end is a loss
+        except RankLost:
+            orderly = False
+        finally:
+            self._broken = "closed"
+            self._stop_watch()
+            try:
+                self._arena.close(orderly)
+            finally:
+                for memory in (*self._local.values(), self._control):
+                    self.device.free(memory)
+                self._local.clear()
+                self.device.close_device()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _on_lost(self, rank: int) -> None:
+        self._lost.append(rank)
+        self._host_abort[0] = 1  # kernels that wait for it leave at their next look
+
+    def _check_open(self, what: str) -> None:
+        if self._broken == "closed":
+            raise CommunicatorBroken(f"{what}: the communicator is closed; make a new one")
+        if self._lost:
+            lost = ", ".join(map(str, self._lost))
+            raise CommunicatorBroken(f"{what}: rank {lost} died or raised; make a new communicator without it")
+
+    def _check_usable(self, what: str) -> None:
+        self._check_open(what)
+        if self._unchecked is not None:
+            self._peek()
+        if self._broken:
+            raise CommunicatorBroken(f"{what}: an earlier launch on this communicator gave up ({self._broken}); {REBUILD}")
+
+    def _peek(self) -> None:
+        """Looks, without waiting, whether a queued launch has been told to stop from here."""
+        if self._host_abort[0]:
+            self.synchronize()

@@ -1,0 +1,68 @@
+"""Ranks as the processes of mpirun or srun, through mpi4py."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import NotAvailable
+from .rendezvous import Rendezvous, watch_processes
+
+# Set by the launchers themselves, each for every process that it starts.
+_WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
+
+
+def started_by_mpi() -> bool:
+    """Whether a launcher started this process as one of several ranks."""
+    return any(os.environ.get(name, "1") not in ("", "1") for name in _WORLD_SIZES)
+
+
+class MpiRendezvous(Rendezvous):
+    """The processes of MPI.COMM_WORLD, all on one node."""
+
+    def __init__(self) -> None:
+        try:
+            from mpi4py import MPI
+        except ImportError as error:
+            raise NotAvailable(
+                f"started by mpirun or srun, but mpi4py does not load ({error}); pip install 'kosmos-raw[mpi]'"
+            ) from error
+        self._world = MPI.COMM_WORLD
+        self.rank, self.ranks = self._world.Get_rank(), self._world.Get_size()
+        nodes = set(self._world.allgather(socket.gethostname()))
+        if len(nodes) > 1:
+            raise NotAvailable(f"ranks run on {len(nodes)} nodes ({', '.join(sorted(nodes))}); kosmos_raw needs one node")
+
+    def allgather(self, value: Any) -> list[Any]:
+        return self._world.allgather(value)
+
+    def watch(self, on_lost: Callable[[int], None]) -> Callable[[], None]:
+        return watch_processes(self.allgather(os.getpid()), self.rank, on_lost)
+
+    def abort(self) -> None:
+        """Ends all processes of the world: MPI has no other way when one of them cannot go on."""
+        self._world.Abort(1)
+
+
+def run_mpi(run_rank: Callable[[Rendezvous], Any], ranks: int | None) -> list[Any]:
+    """Runs `run_rank(rendezvous)` in this process as its rank of the world; returns every rank's result on every rank."""
+    rendezvous = MpiRendezvous()
+    if ranks is not None and ranks != rendezvous.ranks:
+        raise ValueError(
+            f"launch: ranks is {ranks}, but mpirun or srun started {rendezvous.ranks}; leave ranks out or start as many"
+        )
+    try:
+        result = run_rank(rendezvous)
+    except BaseException:
+        if rendezvous.ranks > 1:
+            import sys
+            import traceback
+
+            print(f"kosmos_raw: rank {rendezvous.rank} of {rendezvous.ranks} raised; ending all ranks", file=sys.stderr)
+            traceback.print_exc()
+            sys.stderr.flush()
+            rendezvous.abort()
+        raise
+    return rendezvous.allgather(result)
