@@ -32,6 +32,7 @@ class Arena:
         ]
         rendezvous.barrier()  # nobody may die or free before everybody has opened
         self.allocator = Allocator(nbytes)
+        self.workspace_used = 0  # bytes from offset 0 that calls have asked for so far
 
     def signals(self, rank: int) -> int:
         """Address of the signals of `rank`."""
@@ -69,6 +70,7 @@ class Arena:
                 f"{self.nbytes:,} bytes are left below the buffers of empty(); "
                 f"pass arena_bytes={nbytes + self.allocator.taken_bytes:,} or more to launch() or Communicator"
             )
+        self.workspace_used = max(self.workspace_used, nbytes)
         return 0
 
     def zero_signals(self) -> None:

@@ -20,6 +20,7 @@ from .rendezvous import Rendezvous
 
 DEFAULT_TIMEOUT_S = 30.0
 DEFAULT_ARENA_BYTES = {"cpu": 64 << 20, "hip": 4 << 30, "cuda": 4 << 30}
+POISON = 0x7FA5  # a signalling NaN: what nobody wrote must not look like a result
 REBUILD = "call rebuild() on the communicator of every rank, or make a new one"
 
 
@@ -82,9 +83,10 @@ class Communicator:
     def _checked_workgroups(self, workgroups: int | None) -> int:
         most = self.device.max_workgroups
         chosen = self.device.default_workgroups if workgroups is None else workgroups
-        if not 2 <= chosen <= most:
+        fewest = 1 if self.ranks == 1 else 2
+        if not fewest <= chosen <= most:
             raise NotAvailable(
-                f"Communicator: workgroups is {chosen}, want 2 to {most}: all WGs of a kernel must be resident at once "
+                f"Communicator: workgroups is {chosen}, want {fewest} to {most}: all WGs of a kernel must be resident at once "
                 f"on {self.device.describe()}, and a mover needs a builder beside it"
             )
         return chosen
@@ -265,6 +267,19 @@ class Communicator:
     def allgather(self, value: Any) -> list[Any]:
         """Every rank's picklable `value`, in rank order, over the host."""
         return self._rendezvous.allgather(value)
+
+    def poison(self) -> None:
+        """Fills every workspace that operators have used, in the arena and outside, with NaNs: what a launch reads before it was
+        written then shows. Collective; arrays of `empty` are left alone."""
+        self.synchronize()
+        self._check_usable("poison")
+        self._rendezvous.barrier()
+        places = [(self._arena.address(self.rank), self._arena.workspace_used, self._arena.owner)]
+        places += [(m.address, m.nbytes, m) for name, m in self._local.items() if name != "counters"]
+        for address, nbytes, owner in places:
+            self.device.array(address, (nbytes // 2,), np.uint16, owner)[...] = POISON
+        self.device.synchronize()
+        self._rendezvous.barrier()
 
     def rebuild(self) -> None:
         """Makes the communicator usable again after a WaitError: all ranks together, none of them lost.

@@ -16,7 +16,13 @@ _WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "MPI_LOCALNRANK
 
 def started_by_mpi() -> bool:
     """Whether a launcher started this process as one of several ranks."""
-    return any(os.environ.get(name, "1") not in ("", "1") for name in _WORLD_SIZES)
+    return world_size() > 1
+
+
+def world_size() -> int:
+    """How many ranks the launcher started, by its word; 1 without one."""
+    sizes = [os.environ[name] for name in _WORLD_SIZES if os.environ.get(name, "").isdigit()]
+    return int(sizes[0]) if sizes else 1
 
 
 class MpiRendezvous(Rendezvous):

@@ -1,0 +1,27 @@
+"""How everything here is timed."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+
+
+def alternate(
+    variants: Mapping[str, Callable[[], object]], *, warm_up: int = 10, timed: int = 25, rounds: int = 3, seed: int = 0
+) -> dict[str, float]:
+    """Median seconds of each variant. Every round runs all of them, in an order shuffled anew for each repetition, so
+    that clocks, caches and neighbours treat them alike."""
+    order = random.Random(seed)
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(rounds):
+        for repetition in range(warm_up + timed):
+            names = list(variants)
+            order.shuffle(names)
+            for name in names:
+                start = time.perf_counter()
+                variants[name]()
+                if repetition >= warm_up:
+                    seconds[name].append(time.perf_counter() - start)
+    return {name: median(times) for name, times in seconds.items()}

@@ -1,0 +1,82 @@
+"""What commands have in common."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+from ..build.params import MAX_RANKS
+from ..device import NAMES
+from ..plan.ag_gemm import split_rows
+from ..ranks.mpi import started_by_mpi, world_size
+
+OPS = ("ag_gemm",)
+
+
+def add_group_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=NAMES, default="cpu", help="where kernels run (default: cpu)")
+    parser.add_argument("--ranks", type=int, help=f"1 to {MAX_RANKS} (default: 8, or as many as mpirun started)")
+    parser.add_argument("--mode", choices=("processes", "threads"), help="how ranks run (default: processes)")
+    parser.add_argument("--workgroups", type=int, help="WGs of each rank (default: the device's own number)")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="how long one wait in a kernel may last")
+    parser.add_argument("--arena-mib", type=int, metavar="MIB", help="symmetric memory of each rank")
+
+
+def add_shape_arguments(parser: argparse.ArgumentParser, m: int, n: int, k: int) -> None:
+    parser.add_argument("--m", type=int, default=m, help=f"rows of all ranks together (default: {m})")
+    parser.add_argument("--n", type=int, default=n, help=f"columns of C on each rank (default: {n})")
+    parser.add_argument("--k", type=int, default=k, help=f"contraction width (default: {k})")
+    parser.add_argument("--rows", help="rows of every rank, like 3,0,5; instead of --m and --ranks")
+    parser.add_argument("--policy", choices=("one_way", "fixed"), default="one_way")
+    parser.add_argument("--movers", type=int, help="WGs that begin as movers (default: planned)")
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def row_counts(args: argparse.Namespace) -> tuple[int, ...]:
+    """--rows, or --m dealt to --ranks. Makes args.ranks agree."""
+    if args.rows:
+        rows = tuple(int(r) for r in args.rows.split(","))
+        if args.ranks not in (None, len(rows)):
+            raise ValueError(f"--rows names {len(rows)} ranks, --ranks says {args.ranks}")
+    else:
+        ranks = args.ranks or (world_size() if started_by_mpi() else MAX_RANKS)
+        rows = tuple(split_rows(args.m, ranks))
+    args.ranks = len(rows)
+    return rows
+
+
+def launch_options(args: argparse.Namespace, arena_bytes: int | None = None) -> dict[str, Any]:
+    """Keyword arguments of launch(). The arena is as large as the case needs, when nobody says."""
+    asked = args.arena_mib << 20 if args.arena_mib else None
+    return {
+        "ranks": args.ranks,
+        "device": args.device,
+        "mode": args.mode,
+        "workgroups": args.workgroups,
+        "timeout_s": args.timeout,
+        "arena_bytes": asked or arena_bytes,
+    }
+
+
+def is_first_process() -> bool:
+    """Whether this process prints: under mpirun every one comes here, one speaks."""
+    return not started_by_mpi() or int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0"))) == 0
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1))
+
+
+def table(header: list[str], lines: list[list[str]]) -> str:
+    """Columns as wide as they need to be; numbers to the right."""
+    widths = [max(len(line[i]) for line in [header, *lines]) for i in range(len(header))]
+
+    def row(cells: list[str]) -> str:
+        return "  ".join(
+            cell.rjust(width) if cell[:1].isdigit() else cell.ljust(width)
+            for cell, width in zip(cells, widths, strict=True)
+        ).rstrip()
+
+    return "\n".join([row(header), "  ".join("-" * width for width in widths), *map(row, lines)])

@@ -1,0 +1,49 @@
+"""validate OP: is it right here?"""
+
+from __future__ import annotations
+
+import argparse
+
+from ..checks import ag_gemm as check
+from ..ranks.launch import launch
+from .shared import OPS, add_group_arguments, add_shape_arguments, is_first_process, launch_options, print_json, row_counts
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("op", choices=OPS)
+    add_group_arguments(parser)
+    add_shape_arguments(parser, m=2048, n=512, k=512)
+    parser.add_argument("--iters", type=int, default=5, help="each with new data, run twice (default: 5)")
+    parser.add_argument("--arena", action="store_true", help="put the shards into the arena, where no copy is needed")
+    parser.add_argument("--json", action="store_true")
+
+
+def run(args: argparse.Namespace) -> int:
+    case = check.Case(
+        rows=row_counts(args),
+        n=args.n,
+        k=args.k,
+        policy=args.policy,
+        movers=args.movers,
+        arena=args.arena,
+        iters=args.iters,
+        seed=args.seed,
+    )
+    shard_bytes = max(case.rows) * (case.k + 8) * 2
+    options = launch_options(args, arena_bytes=2 * shard_bytes + (1 << 20))
+    outcome = check.merge(launch(check.run, case, not args.json, **options))
+    if not is_first_process():
+        return 0 if outcome.passed else 1
+    report = check.report(case, args.device, outcome)
+    if args.json:
+        print_json(report)
+    else:
+        print(
+            f"{args.op} on {args.device}, {args.ranks} ranks, M={case.m} N={case.n} K={case.k}, {case.policy}: "
+            f"{'passed' if outcome.passed else 'FAILED'}; {case.iters} iterations, each twice, "
+            f"bits {'equal' if outcome.bitwise_repeat else 'DIFFER'}; relative error {outcome.rel_error:.2e}, "
+            f"largest element at {outcome.over_bound:.2f} of its bound; {outcome.seconds * 1e3:.1f} ms a call"
+        )
+        for problem in outcome.problems:
+            print(f"  {problem}")
+    return 0 if outcome.passed else 1

@@ -1,0 +1,59 @@
+"""How far a result may be from the exact one: bounds that follow from the arithmetic, not from experience."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+BF16_HALF_ULP = 2.0**-8  # rounding to 8 significant bits, relative to the value
+BF16_TINY = 2.0**-134  # half the smallest subnormal
+FP32_EPS = 2.0**-24
+
+
+def gemm_bound(exact: np.ndarray, magnitude: np.ndarray, k: int) -> np.ndarray:
+    """The largest error, element by element, of a sum of k products in FP32, in any order, rounded once to BF16.
+
+    `magnitude` is |A| @ |B|.T: each of the k - 1 additions errs by at most FP32_EPS of a partial sum that it bounds.
+    (Products of two BF16 values are exact in FP32.)
+    """
+    accumulation = max(k, 1) * FP32_EPS * magnitude
+    return accumulation + BF16_HALF_ULP * (np.abs(exact) + accumulation) + BF16_TINY
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A result beside the exact one."""
+
+    max_abs_error: float
+    rel_error: float  # Frobenius norm of the error over that of the exact result
+    over_bound: float  # largest |error| / bound over the elements; at most 1 is right
+    worst: tuple[int, ...]  # where that is
+    got: float
+    wanted: float
+
+    @property
+    def passed(self) -> bool:
+        return self.over_bound <= 1.0
+
+
+def compare(got: np.ndarray, exact: np.ndarray, bound: np.ndarray) -> Comparison:
+    """Compares element by element. A NaN or infinity where the exact value is finite counts as infinitely wrong."""
+    got = np.asarray(got).astype(np.float64)
+    if got.shape != exact.shape:
+        raise ValueError(f"compare: got has shape {got.shape}, want {exact.shape}")
+    if got.size == 0:
+        return Comparison(0.0, 0.0, 0.0, (), 0.0, 0.0)
+    error = np.abs(got - exact)
+    error[~np.isfinite(error)] = np.inf
+    ratio = error / bound
+    worst = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
+    norm = float(np.linalg.norm(exact))
+    return Comparison(
+        max_abs_error=float(error.max()),
+        rel_error=float(np.linalg.norm(error)) / norm if norm else float(error.max()),
+        over_bound=float(ratio[worst]),
+        worst=worst,
+        got=float(got[worst]),
+        wanted=float(exact[worst]),
+    )
