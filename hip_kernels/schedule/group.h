@@ -38,7 +38,7 @@ struct Group {                        // mirrored by kosmos_raw/build/params.py;
   u32* abort;                         // [1] this device's memory: nonzero = leave. Cheap enough to look at before every claim
   u32* host_abort;                    // [1] host memory: looked at only while a wait is long
   WaitRecord* record;                 // [1]
-  u64* trace;                         // [WGs][trace_events][2]: ticks, event; null = off
+  u64* trace;                         // [WGs * TRACE_ROWS][trace_events][2]: ticks, event; null = off
   u64 limit_ticks;                    // how long one wait may last
   u32 rank, ranks, epoch, call, wgs, trace_events;
 };

@@ -1,4 +1,4 @@
-// The CPU: a WG is an OS thread with one lane. Needs no C++ standard library, so that any C++20 compiler alone builds it.
+// The CPU: a WG is an OS thread with one lane. Needs no C++ standard library, so that clang alone builds it.
 #pragma once
 #include <sched.h>
 #include <time.h>
@@ -6,6 +6,7 @@
 #define DEVICE
 
 namespace target {
+constexpr u32 WG_THREADS = 1, TRACE_ROWS = 1;
 inline thread_local u32 wg_idx = 0;
 inline u32 lane() { return 0; }
 inline u32 lanes() { return 1; }

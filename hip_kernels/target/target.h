@@ -7,6 +7,8 @@
 //   release(Scope) acquire(Scope)  fences, with every wait that the target needs
 //   read<T> write<T>               data, T of 8 or 16 bytes, ordinary: ordered by fences only
 //   pause() ticks()                inside a bounded wait; ticks has a fixed rate, which the device's Python side knows
+//   TILE_M TILE_N                  rows and columns of an output tile
+//   WG_THREADS TRACE_ROWS          threads of a WG as launched; rows of trace events that it writes
 //   run<Op>(params)                the loop: asks Op::Schedule what comes next, does it, publishes it. The GEMM tile is in it
 #pragma once
 

@@ -16,6 +16,7 @@ COMMANDS = {
     "validate": "checks one operator against its oracle, on fresh random data",
     "trace": "records who did what when, as a Perfetto file and a picture",
     "bench": "measures",
+    "compile": "builds the kernels ahead of time and reports their resources",
 }
 
 

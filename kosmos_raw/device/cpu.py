@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,16 +69,20 @@ class CpuDevice(Device):
         if not shared:
             pages = mmap.mmap(-1, nbytes)
             return Memory(_address(pages), nbytes, keep=(pages, None))
+        available = _available_bytes()
+        refusal = (
+            f"device cpu: cannot reserve {nbytes:,} bytes of shared memory; {available:,} bytes are available; "
+            "lower arena_bytes= or free memory"
+        )
+        if nbytes > available:  # reserving more would have the system kill processes, this one or another
+            raise NotAvailable(refusal)
         fd = os.memfd_create("kosmos_raw", os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(fd, 0, nbytes)  # now, not as a bus error inside a kernel
             pages = mmap.mmap(fd, nbytes)
         except OSError as error:
             os.close(fd)
-            raise NotAvailable(
-                f"device cpu: cannot reserve {nbytes:,} bytes of shared memory ({error.strerror}); "
-                f"{_available_bytes():,} bytes are available; lower arena_bytes= or free memory"
-            ) from error
+            raise NotAvailable(f"{refusal} ({error.strerror})") from error
         return Memory(_address(pages), nbytes, keep=(pages, fd))
 
     def free(self, memory: Memory) -> None:
@@ -142,4 +147,13 @@ def _address(pages: mmap.mmap) -> int:
 
 
 def _available_bytes() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """What can be had without swapping: MemAvailable of the machine, or what is left of the memory limit of the group
+    of processes (container) that this one is in."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        available = min(available, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    except (OSError, ValueError):  # no such limit
+        pass
+    return available

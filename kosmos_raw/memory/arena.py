@@ -76,14 +76,21 @@ class Arena:
     def zero_signals(self) -> None:
         self.device.zero(self._own[0].address, SIGNALS.itemsize)
 
-    def close(self, orderly: bool) -> None:
-        """Importers close, then owners free. `orderly` is False when a rank was lost: then nobody is waited for."""
+    def close(self) -> None:
+        """Undoes the opening, waits until all ranks have, and frees. Collective."""
+        self.close_peers()
+        self._rendezvous.barrier()
+        self.free()
+
+    def close_peers(self) -> None:
         for q, regions in enumerate(self._regions):
             if q != self.rank:
                 for memory in regions:
                     self.device.close(memory)
-        if orderly:
-            self._rendezvous.barrier()
+        self._regions = []
+
+    def free(self) -> None:
+        """Frees this rank's memory. No peer may still have it open."""
         for memory in self._own:
             self.device.free(memory)
-        self._regions = []
+        self._own = []

@@ -69,7 +69,7 @@ class Communicator:
         self._arena = Arena(self.device, rendezvous, arena_bytes or DEFAULT_ARENA_BYTES[device])
         self._kernels: dict[str, Kernel] = {}
         self._local: dict[str, Memory] = {}
-        self._control = self.device.allocate(256, signals=True)  # [0] abort word, [64] record
+        self._control = [self.device.allocate(256, signals=True)]  # abort word at 0, record at 64
         self._host_abort, self._host_abort_address = self.device.host_words(1)
         self._epoch = 0
         self._counters_used = 0  # words that the last launch dirtied
@@ -79,6 +79,7 @@ class Communicator:
         self._lost: list[int] = []
         self._group = self._make_group()
         self._stop_watch = rendezvous.watch(self._on_lost)
+        rendezvous.at_end(self._release)
 
     def _checked_workgroups(self, workgroups: int | None) -> int:
         most = self.device.max_workgroups
@@ -94,8 +95,8 @@ class Communicator:
     def _make_group(self) -> np.ndarray:
         group = np.zeros(1, GROUP)
         group["signals_of"][0, : self.ranks] = [self._arena.signals(q) for q in range(self.ranks)]
-        group["abort"] = self._control.address
-        group["record"] = self._control.address + 64
+        group["abort"] = self._control[0].address
+        group["record"] = self._control[0].address + 64
         group["host_abort"] = self._host_abort_address
         group["limit_ticks"] = int(self.timeout_s * self.device.tick_hz)
         group["rank"], group["ranks"], group["wgs"] = self.rank, self.ranks, self.workgroups
@@ -207,11 +208,11 @@ class Communicator:
         op, self._unchecked = self._unchecked, None
         if op is None:
             return
-        abort = int(np.frombuffer(self.device.to_host(self._control.address, 4), np.uint32)[0])
+        abort = int(np.frombuffer(self.device.to_host(self._control[0].address, 4), np.uint32)[0])
         if abort:
             record = self._read_record(op)
             self._broken = f"{op} gave up" if record is None else str(record)
-            lost = f"rank {', '.join(map(str, self._lost))} died or raised; " if self._lost else ""
+            lost = f"{self._who_is_lost()}; " if self._lost else ""
             raise WaitError(record, f"{lost}outputs are undefined; {REBUILD}")
         if self._trace:
             raw = self.device.to_host(self._trace.memory.address, self._trace.memory.nbytes)
@@ -219,7 +220,7 @@ class Communicator:
             self._trace.events = np.frombuffer(raw, np.uint64, count=int(np.prod(shape))).reshape(shape).copy()
 
     def _read_record(self, op: str) -> WaitRecord | None:
-        raw = np.frombuffer(self.device.to_host(self._control.address + 64, WAIT_RECORD.itemsize), WAIT_RECORD)[0]
+        raw = np.frombuffer(self.device.to_host(self._control[0].address + 64, WAIT_RECORD.itemsize), WAIT_RECORD)[0]
         if not raw["reason"]:
             return None
         fields = {name: int(raw[name]) for name in ("rank", "wg", "chunk", "row", "part", "want", "seen")}
@@ -291,7 +292,7 @@ class Communicator:
         epochs = self._rendezvous.allgather(self._epoch)  # from here on no kernel of any rank runs
         self._epoch = max(epochs)
         self._arena.zero_signals()
-        self.device.zero(self._control.address, self._control.nbytes)
+        self.device.zero(self._control[0].address, self._control[0].nbytes)
         if "counters" in self._local:
             self.device.zero(self._local["counters"].address, self._local["counters"].nbytes)
         self._counters_used = 0
@@ -301,26 +302,34 @@ class Communicator:
         self._rendezvous.barrier()  # nobody may signal before everybody has cleared
 
     def close(self) -> None:
-        """Gives everything back. Collective, unless a rank was lost. Arrays of `empty` become invalid."""
+        """Gives everything back. Collective. Arrays of `empty` become invalid.
+
+        When a rank was lost nobody is waited for, and what peers may still be reading is kept until their end.
+        """
         if self._broken == "closed":
             return
         self.device.synchronize()
-        orderly = not self._lost
         try:
-            if orderly:
+            if not self._lost:
                 self._rendezvous.barrier()  # after it nobody's end is a loss
+                self._stop_watch()
+                self._arena.close()
+                self._release()
         except RankLost:
-            orderly = False
+            pass
         finally:
             self._broken = "closed"
-            self._stop_watch()
-            try:
-                self._arena.close(orderly)
-            finally:
-                for memory in (*self._local.values(), self._control):
-                    self.device.free(memory)
-                self._local.clear()
-                self.device.close_device()
+
+    def _release(self) -> None:
+        """Frees what is left, once: at the end of close, or when no rank of the group runs any more."""
+        self._broken = "closed"
+        self._stop_watch()
+        self._arena.free()
+        for memory in (*self._local.values(), *self._control):
+            self.device.free(memory)
+        self._local.clear()
+        self._control.clear()
+        self.device.close_device()
 
     def __enter__(self) -> Communicator:
         return self
@@ -336,8 +345,10 @@ class Communicator:
         if self._broken == "closed":
             raise CommunicatorBroken(f"{what}: the communicator is closed; make a new one")
         if self._lost:
-            lost = ", ".join(map(str, self._lost))
-            raise CommunicatorBroken(f"{what}: rank {lost} died or raised; make a new communicator without it")
+            raise CommunicatorBroken(f"{what}: {self._who_is_lost()}; make a new communicator without it")
+
+    def _who_is_lost(self) -> str:
+        return f"rank{'s' * (len(self._lost) > 1)} {', '.join(map(str, self._lost))} died or raised"
 
     def _check_usable(self, what: str) -> None:
         self._check_open(what)

@@ -3,9 +3,11 @@ and brings back results."""
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import pickle
+import signal
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
@@ -37,7 +39,18 @@ class ParentRendezvous(Rendezvous):
         return watch_processes(self.allgather(os.getpid()), self.rank, on_lost)
 
 
-def _child(work: bytes, rank: int, ranks: int, connection: Connection) -> None:
+PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent(parent: int) -> None:
+    """Has the system kill this process when the parent ends, however it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
+
+
+def _child(work: bytes, rank: int, ranks: int, connection: Connection, parent: int) -> None:
+    _end_with_parent(parent)
     try:
         run_rank = pickle.loads(work)
         result = run_rank(ParentRendezvous(rank, ranks, connection))
@@ -69,7 +82,10 @@ class _Group:
         for rank in range(ranks):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_child, args=(work, rank, ranks, theirs), name=f"kosmos-rank-{rank}", daemon=True
+                target=_child,
+                args=(work, rank, ranks, theirs, os.getpid()),
+                name=f"kosmos-rank-{rank}",
+                daemon=True,
             )
             process.start()
             theirs.close()
@@ -125,6 +141,7 @@ class _Group:
             if process.is_alive():
                 process.kill()
                 process.join()
+            process.close()
         for connection in self._connections:
             connection.close()
 
@@ -148,16 +165,15 @@ def run_processes(run_rank: Callable[[Rendezvous], Any], ranks: int) -> list[Any
 
 
 def raise_first(errors: dict[int, tuple[BaseException, str]]) -> None:
-    """Raises the error that explains the others: not a RankLost or a wait that was told to stop, if there is another."""
+    """Raises the error that explains the others: the first to come in that does not itself speak of another rank."""
     if not errors:
         return
 
-    def weight(item: tuple[int, tuple[BaseException, str]]) -> tuple[bool, bool, int]:
-        rank, (error, text) = item
-        told = "told to stop" in str(error)
-        return isinstance(error, RankLost) and bool(text), told, rank
+    def is_a_consequence(item: tuple[int, tuple[BaseException, str]]) -> bool:
+        _, (error, text) = item
+        return (isinstance(error, RankLost) and bool(text)) or "told to stop" in str(error)
 
-    rank, (error, text) = min(errors.items(), key=weight)
+    rank, (error, text) = min(errors.items(), key=is_a_consequence)
     lines = [f"raised on rank {rank} of the group" + (f":\n{text}" if text else "")]
     lines += [f"rank {other}: {type(e).__name__}: {e}" for other, (e, _) in sorted(errors.items()) if other != rank]
     note = "\n".join(lines)

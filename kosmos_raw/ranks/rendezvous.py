@@ -16,6 +16,9 @@ class Rendezvous(ABC):
     rank: int
     ranks: int
 
+    def at_end(self, release: Callable[[], None]) -> None:
+        """Calls `release` when no rank of the group runs any more. Where ranks are processes their end releases all."""
+
     @abstractmethod
     def allgather(self, value: Any) -> list[Any]:
         """Every rank's picklable `value`, in rank order."""
@@ -65,6 +68,8 @@ def watch_processes(pids: list[int], own: int, on_lost: Callable[[int], None]) -
     thread.start()
 
     def stop() -> None:
+        if not thread.is_alive():
+            return
         os.write(wake_write, b"x")
         thread.join()
         for fd in (*ranks, wake_read, wake_write):

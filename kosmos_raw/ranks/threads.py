@@ -23,6 +23,7 @@ class _Meeting:
         self.taken: list[Any] = []
         self.lost: set[int] = set()
         self.watchers: dict[int, Callable[[int], None]] = {}
+        self.at_end: list[Callable[[], None]] = []
 
     def leave(self, rank: int) -> None:
         """`rank` raised: whoever waits for it must learn that."""
@@ -38,6 +39,9 @@ class ThreadRendezvous(Rendezvous):
     def __init__(self, rank: int, meeting: _Meeting):
         self.rank, self.ranks = rank, meeting.ranks
         self._meeting = meeting
+
+    def at_end(self, release: Callable[[], None]) -> None:
+        self._meeting.at_end.append(release)
 
     def allgather(self, value: Any) -> list[Any]:
         m = self._meeting
@@ -84,5 +88,7 @@ def run_threads(run_rank: Callable[[Rendezvous], Any], ranks: int) -> list[Any]:
         thread.start()
     for thread in threads:
         thread.join()
+    for release in meeting.at_end:
+        release()
     raise_first(errors)
     return [results[rank] for rank in range(ranks)]

@@ -1,0 +1,82 @@
+// gfx950 (CDNA4): 512 threads, 8 waves of 64, one WG a compute unit. All lanes work; the first wave decides too, with equal
+// values in its lanes, so that the schedule stays in scalar registers and has no divergent branch. Needs no HIP header.
+#pragma once
+
+#ifndef __device__  // hiprtc and hipcc bring their own
+#define __global__ __attribute__((global))
+#define __device__ __attribute__((device))
+#define __shared__ __attribute__((shared))
+#endif
+// Inlined whole: a call would need a stack, and so scratch memory.
+#define DEVICE __device__ __attribute__((always_inline))
+
+namespace target {
+constexpr u32 WG_THREADS = 512, WAVE = 64;
+constexpr u32 TRACE_ROWS = 1;  // rows of Group::trace that one WG writes
+
+DEVICE inline u32 lane() { return __builtin_amdgcn_workitem_id_x(); }
+DEVICE inline u32 lanes() { return WG_THREADS; }
+DEVICE inline u32 wg() { return __builtin_amdgcn_workgroup_id_x(); }
+
+// In asm, for compilers forget it: behind buffer_wbl2 when they believe that nothing is outstanding, and before s_barrier.
+DEVICE inline void wait_own_stores() { asm volatile("s_waitcnt vmcnt(0)" ::: "memory"); }
+
+DEVICE inline void barrier() {
+  wait_own_stores();
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");  // LDS too: the builtin below waits for nothing
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+
+// Signals: however many lanes of a wave ask, with equal values, one of them goes to memory and all get its answer.
+DEVICE inline bool elected() { return lane() == (u32)__builtin_amdgcn_readfirstlane(lane()); }
+DEVICE inline u32 from_elected(u32 v) { return __builtin_amdgcn_readfirstlane(v); }
+
+// Every call passes a constant scope, so the branch on it folds away: the builtins want theirs as a literal.
+DEVICE inline u32 load(const u32* p, Scope scope) {
+  u32 v = 0;
+  if (elected())
+    v = scope == SYSTEM_SCOPE ? __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM)
+                              : __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+  return from_elected(v);
+}
+DEVICE inline void store(u32* p, u32 v, Scope scope) {
+  if (!elected()) return;
+  if (scope == SYSTEM_SCOPE) __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+  else __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+DEVICE inline u32 add(u32* p, u32 v, Scope scope) {
+  u32 was = 0;
+  if (elected())
+    was = scope == SYSTEM_SCOPE ? __hip_atomic_fetch_add(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM)
+                                : __hip_atomic_fetch_add(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+  return from_elected(was);
+}
+DEVICE inline bool swap_if(u32* p, u32 was, u32 now, Scope scope) {
+  bool swapped = false;
+  if (elected())
+    swapped = scope == SYSTEM_SCOPE ? __hip_atomic_compare_exchange_strong(p, &was, now, __ATOMIC_RELAXED, __ATOMIC_RELAXED,
+                                                                           __HIP_MEMORY_SCOPE_SYSTEM)
+                                    : __hip_atomic_compare_exchange_strong(p, &was, now, __ATOMIC_RELAXED, __ATOMIC_RELAXED,
+                                                                           __HIP_MEMORY_SCOPE_AGENT);
+  return from_elected(swapped);
+}
+
+// Writes back what this XCD's L2 holds. Without the wait the signal that follows may overtake the data.
+DEVICE inline void release(Scope scope) {
+  if (scope == SYSTEM_SCOPE) __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
+  else __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+  wait_own_stores();
+}
+// Drops what L1 and L2 hold of others' memory. The wait: a load behind it must not be answered before it is done.
+DEVICE inline void acquire(Scope scope) {
+  if (scope == SYSTEM_SCOPE) __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "");
+  else __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+  wait_own_stores();
+}
+template <class T> DEVICE inline T read(const T* p) { return *p; }
+template <class T> DEVICE inline void write(T* p, T v) { *p = v; }
+
+DEVICE inline void pause() { __builtin_amdgcn_s_sleep(1); }               // about 64 cycles
+DEVICE inline u64 ticks() { return __builtin_amdgcn_s_memrealtime(); }    // 100 MHz, one clock for all XCDs of a GPU
+}  // namespace target

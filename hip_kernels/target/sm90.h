@@ -1,0 +1,60 @@
+// sm_90a (Hopper): 384 threads, one WG an SM. The first thread of warpgroup 0 decides; warpgroups 1 and 2 work, and lane(),
+// lanes() and barrier() mean their 256 threads. Needs no CUDA header, so that NVRTC takes the same text.
+#pragma once
+
+#define DEVICE __device__
+
+namespace target {
+constexpr u32 WG_THREADS = 384, WORKERS = 256, FIRST_WORKER = WG_THREADS - WORKERS;
+constexpr u32 TRACE_ROWS = 2;  // rows of Group::trace that one WG writes: the deciding thread's, then the workers'
+
+DEVICE inline u32 lane() { return threadIdx.x - FIRST_WORKER; }
+DEVICE inline u32 lanes() { return WORKERS; }
+DEVICE inline u32 wg() { return blockIdx.x; }
+DEVICE inline void barrier() { asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory"); }
+
+// Every call passes a constant scope, so the branch on it folds away.
+DEVICE inline u32 load(const u32* p, Scope scope) {
+  u32 v;
+  if (scope == SYSTEM_SCOPE) asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  else asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+DEVICE inline void store(u32* p, u32 v, Scope scope) {
+  if (scope == SYSTEM_SCOPE) asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+  else asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+DEVICE inline u32 add(u32* p, u32 v, Scope scope) {
+  u32 was;
+  if (scope == SYSTEM_SCOPE)
+    asm volatile("atom.relaxed.sys.global.add.u32 %0, [%1], %2;" : "=r"(was) : "l"(p), "r"(v) : "memory");
+  else asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(was) : "l"(p), "r"(v) : "memory");
+  return was;
+}
+DEVICE inline bool swap_if(u32* p, u32 was, u32 now, Scope scope) {
+  u32 seen;
+  if (scope == SYSTEM_SCOPE)
+    asm volatile("atom.relaxed.sys.global.cas.b32 %0, [%1], %2, %3;"
+                 : "=r"(seen) : "l"(p), "r"(was), "r"(now) : "memory");
+  else
+    asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;"
+                 : "=r"(seen) : "l"(p), "r"(was), "r"(now) : "memory");
+  return seen == was;
+}
+
+// Cumulative: what other threads of the WG did before a barrier, or saw before they filled the box, counts as the caller's.
+DEVICE inline void release(Scope scope) {
+  if (scope == SYSTEM_SCOPE) asm volatile("fence.acq_rel.sys;" ::: "memory");
+  else asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+DEVICE inline void acquire(Scope scope) { release(scope); }
+template <class T> DEVICE inline T read(const T* p) { return *p; }
+template <class T> DEVICE inline void write(T* p, T v) { *p = v; }
+
+DEVICE inline void pause() { __nanosleep(64); }
+DEVICE inline u64 ticks() {  // nanoseconds; steps of up to a microsecond
+  u64 t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+}  // namespace target

@@ -1,0 +1,186 @@
+"""What a built kernel takes of a compute unit, and what must not be in it.
+
+gfx950: read from the metadata in the assembly text. sm_90a: from the PTX and from what ptxas printed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import params, sources
+from .gfx950 import GfxBuild
+from .sm90 import SmBuild
+
+MAX_REGISTERS = 256  # a lane, at eight waves a compute unit on gfx950; sm_90a stops at 255 by itself
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """One kernel in one code object."""
+
+    target: str
+    kernel: str
+    threads: int  # of a WG
+    registers: int  # 32-bit, a lane; on gfx950 `accumulators` are among them
+    accumulators: int
+    scalars: int  # scalar registers a wave; 0 where a target has none
+    scalar_spills: int  # scalars kept in lanes of a vector register: slower, but no memory
+    spills: int  # gfx950: vector registers; sm_90a: bytes stored and loaded
+    scratch_bytes: int  # memory a lane (stack)
+    shared_bytes: int  # a WG, static
+    param_bytes: int
+    arguments: tuple[int, ...]  # bytes of each
+    code_bytes: int | None
+    remarks: tuple[str, ...]  # what the text or the compiler's messages should not have said
+
+
+def gfx950(build: GfxBuild) -> list[KernelReport]:
+    """Reports of all kernels of a gfx950 build."""
+    return gfx950_text(build.text.read_text())
+
+
+def gfx950_text(text: str) -> list[KernelReport]:
+    """The same from the assembly text itself."""
+    sizes = dict(re.findall(r"\.size\s+(\w+), \.Lfunc_end\d+-\w+\n(?:.*\n)*?; codeLenInByte = (\d+)", text))
+    metadata = text.partition("amdhsa.kernels:")[2].partition("amdhsa.target:")[0]
+    reports = []
+    for one in re.split(r"^  - ", metadata, flags=re.M)[1:]:
+        field = dict(re.findall(r"^ *(\.\w+): +(\S+)$", re.sub(r"^ {6}.*\n", "", one, flags=re.M), flags=re.M))
+        reports.append(
+            KernelReport(
+                target="gfx950",
+                kernel=field[".name"],
+                threads=int(field[".max_flat_workgroup_size"]),
+                registers=int(field[".vgpr_count"]),
+                accumulators=int(field[".agpr_count"]),
+                scalars=int(field[".sgpr_count"]),
+                scalar_spills=int(field[".sgpr_spill_count"]),
+                spills=int(field[".vgpr_spill_count"]),
+                scratch_bytes=int(field[".private_segment_fixed_size"]),
+                shared_bytes=int(field[".group_segment_fixed_size"]),
+                param_bytes=int(field[".kernarg_segment_size"]),
+                arguments=tuple(map(int, re.findall(r"^ {6}[- ] \.size: +(\d+)", one, flags=re.M))),
+                code_bytes=int(sizes[field[".name"]]),
+                remarks=tuple(gfx950_remarks(text)),
+            )
+        )
+    return reports
+
+
+def sm90(build: SmBuild) -> list[KernelReport]:
+    """Reports of all kernels of an sm_90a build."""
+    return sm90_text(build.text.read_text(), build.log.read_text())
+
+
+def sm90_text(ptx: str, log: str) -> list[KernelReport]:
+    """The same from PTX and from what ptxas printed about it."""
+    reports = []
+    for name, head, limits in re.findall(r"\.entry (\w+)\(([^)]*)\)([^{]*)\{", ptx):
+        said = log.partition(f"Function properties for {name}\n")[2]
+
+        def number(pattern: str, said: str = said) -> int:
+            found = re.search(pattern, said.partition("Compiling entry")[0])
+            return int(found[1]) if found else 0
+
+        arguments = tuple(map(int, re.findall(r"\.b8 \w+\[(\d+)\]", head)))
+        threads = re.search(r"\.maxntid (\d+)", limits)
+        reports.append(
+            KernelReport(
+                target="sm_90a",
+                kernel=name,
+                threads=int(threads[1]) if threads else 0,
+                registers=number(r"Used (\d+) registers"),
+                accumulators=0,
+                scalars=0,
+                scalar_spills=0,
+                spills=number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
+                scratch_bytes=number(r"(\d+) bytes stack frame"),
+                shared_bytes=number(r"(\d+) bytes smem"),
+                param_bytes=sum(arguments),
+                arguments=arguments,
+                code_bytes=None,
+                remarks=tuple(sm90_remarks(ptx, log)),
+            )
+        )
+    return reports
+
+
+def check(report: KernelReport, param_bytes: int) -> list[str]:
+    """What is wrong with a kernel whose params struct has `param_bytes` in Python; nothing, if the list is empty."""
+    wrong = list(report.remarks)
+    if report.spills:
+        wrong.append(f"{report.spills} spills")
+    if report.scratch_bytes:
+        wrong.append(f"{report.scratch_bytes} bytes of scratch memory a lane")
+    if not 0 < report.registers <= MAX_REGISTERS:
+        wrong.append(f"{report.registers} registers, want 1 to {MAX_REGISTERS}")
+    if report.arguments != (param_bytes,) or report.param_bytes != param_bytes:
+        wrong.append(
+            f"arguments of {report.arguments} bytes, {report.param_bytes} in all, want one struct of {param_bytes}"
+        )
+    return [f"{report.target} {report.kernel}: {what}" for what in wrong]
+
+
+def python_param_bytes(op: str) -> int:
+    """Size of the NumPy mirror of the operator's params struct."""
+    return int(getattr(params, op.upper()).itemsize)
+
+
+_WAITED_FOR = ("buffer_wbl2", "buffer_inv")
+_MUST_WAIT = ("global_", "flat_", "scratch_", "buffer_", "s_barrier", "s_branch", "s_cbranch", "s_endpgm", "s_setpc")
+
+
+def unwaited_fences(text: str) -> list[int]:
+    """Lines of gfx950 text that touch memory, branch or meet a barrier before a fence's cache operation has ended.
+
+    Compilers forget the wait behind `buffer_wbl2` when they believe that no access is outstanding; then a signal
+    overtakes the data that it announces. Nothing but the text shows it: the code works nearly always.
+    """
+    pending, lines = False, []
+    for number, line in enumerate(text.splitlines(), 1):
+        word, _, rest = line.split(";")[0].strip().partition(" ")
+        if pending and word.startswith(_MUST_WAIT):
+            lines.append(number)
+            pending = False
+        if word in _WAITED_FOR:
+            pending = True
+        elif word == "s_waitcnt" and "vmcnt(0)" in rest:
+            pending = False
+    return lines
+
+
+def gfx950_remarks(text: str) -> list[str]:
+    """What must not be in gfx950 text."""
+    remarks = []
+    lines = unwaited_fences(text)
+    if lines:
+        remarks.append(f"no s_waitcnt vmcnt(0) behind the fence before line {', '.join(map(str, lines))} of the text")
+    for word, why in (("s_swappc_b64", "a call"), ("flat_", "an access to an unknown address space")):
+        if re.search(rf"^\s+{word}", text, flags=re.M):
+            remarks.append(f"{word} in the text: {why}")
+    return remarks
+
+
+def sm90_remarks(ptx: str, log: str) -> list[str]:
+    """What must not be in PTX, nor be said by ptxas."""
+    remarks = [line.strip() for line in log.splitlines() if re.search(r"serializ|warning|advisory", line, re.I)]
+    if "ld.global.nc" in ptx:  # another SM, or a peer, may write the line while the kernel runs
+        remarks.append("ld.global.nc in the PTX: the non-coherent path may give old data")
+    if re.search(r"^\s*call", ptx, flags=re.M):
+        remarks.append("a call in the PTX")
+    return remarks
+
+
+_HEADERS = {"gfx950": ("gfx950.h", "gfx950_run.h"), "sm_90a": ("sm90.h", "sm90_run.h")}
+
+
+def target_constants(target: str, folder: Path | None = None) -> dict[str, int]:
+    """The plain numbers that a GPU target's headers define: TILE_M, TILE_N, WG_THREADS, TRACE_ROWS and others.
+
+    Read from the text, for a GPU's code object cannot be asked and may not be built yet when a plan needs them.
+    """
+    texts = [((folder or sources.folder()) / "target" / name).read_text() for name in _HEADERS[target]]
+    lines = re.findall(r"^constexpr u32 ([^;]*);", "\n".join(texts), flags=re.M)
+    return {name: int(value) for line in lines for name, value in re.findall(r"(\w+) = (\d+)(?=,|$)", line)}

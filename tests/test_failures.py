@@ -1,0 +1,138 @@
+"""A rank that dies, raises, does not come or comes with something else: the others leave within seconds and say why."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import kosmos_raw as kr
+from tests import programs
+from tests.conftest import shared_memory_files
+
+
+@pytest.mark.parametrize("how", ["kill", "raise", "exit"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_lost_process(how, victim):
+    start = time.monotonic()
+    with pytest.raises((kr.RankLost, ValueError)) as raised:
+        kr.launch(programs.killed_rank, victim, how, ranks=3, mode="processes", timeout_s=60)
+    assert time.monotonic() - start < 20
+    text = "\n".join([str(raised.value), *raised.value.__notes__])
+    cause = {"kill": "killed by signal 9", "raise": "has had enough", "exit": "exit code 3"}[how]
+    assert f"rank {victim}" in text and cause in text
+    survivors = re.findall(r"survivor (\d) ([\d.]+) (\w+) ([^\n]*)", text)
+    assert {int(s[0]) for s in survivors} == {0, 1, 2} - {victim}
+    for _, seconds, kind, message in survivors:
+        assert float(seconds) < 5 and kind in ("WaitError", "CommunicatorBroken")
+        assert re.search(rf"ranks? ([\d, ]*, )?{victim}(, [\d, ]*)? died or raised", message)  # others may follow it
+
+
+def test_raising_thread():
+    with pytest.raises(ValueError, match="has had enough") as raised:
+        kr.launch(programs.killed_rank, 1, "raise", ranks=3, mode="threads", timeout_s=60)
+    text = "\n".join(raised.value.__notes__)
+    assert len(set(re.findall(r"survivor (\d)", text))) == 2 and re.search("ranks? .*1.* died or raised", text)
+
+
+@pytest.mark.parametrize("mode", ["threads", "processes"])
+def test_absent_rank_is_named_and_rebuild_helps(mode):
+    results = kr.launch(programs.absent_rank, 1, ranks=3, mode=mode, timeout_s=0.5)
+    for rank in (0, 2):
+        seconds, record, refused = results[rank]
+        assert 0.4 < seconds < 5 and refused == "CommunicatorBroken"
+        assert (record.op, record.rank, record.reason) == ("ag_gemm", rank, "waited too long")
+        assert record.signal in ("started[1]", "reads_done[1]") or record.signal.startswith("counter[")
+        if record.kind == "pull":
+            assert (record.chunk, record.signal, record.want, record.seen) == (1, "started[1]", 2, 1)
+
+
+@pytest.mark.parametrize("what", ["rows", "k"])
+def test_different_calls_are_reported_by_all(what):
+    for record in kr.launch(programs.different_calls, what, ranks=3, mode="threads", timeout_s=2):
+        assert record.reason in ("different call", "waited too long")
+    records = kr.launch(programs.different_calls, what, ranks=2, mode="threads", timeout_s=20)
+    assert [record.reason for record in records] == ["different call"] * 2
+    assert {record.kind for record in records} == {"pull"} and records[0].signal == "call[1]"
+
+
+def test_arena_on_one_rank_only_is_reported():
+    records = kr.launch(programs.mixed_memory, ranks=2, mode="threads", timeout_s=20)
+    assert [record.reason for record in records] == ["different call"] * 2
+
+
+def test_nothing_is_left_after_kill(tmp_path):
+    """The whole group killed at once, in the middle of calls: no file, no process."""
+    script = "import kosmos_raw as kr\nfrom tests import programs\n"
+    script += "if __name__ == '__main__': kr.launch(programs.back_to_back, 100000, 1, ranks=3)\n"
+    path = tmp_path / "forever.py"
+    path.write_text(script)
+    before = shared_memory_files()
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    group = subprocess.Popen([sys.executable, str(path)], start_new_session=True, env=env)
+    deadline = time.monotonic() + 60
+    while _ranks_of(group.pid) < 3 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    time.sleep(2)
+    assert group.poll() is None and _ranks_of(group.pid) >= 3
+    os.kill(group.pid, signal.SIGKILL)  # the parent alone: its ranks must notice
+    group.wait()
+    deadline = time.monotonic() + 20
+    while _ranks_of(group.pid) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    left = _ranks_of(group.pid)
+    os.killpg(group.pid, signal.SIGKILL) if left else None
+    assert left == 0
+    assert shared_memory_files() == before
+
+
+def _ranks_of(session: int) -> int:
+    """Processes of a session that have a communicator: they hold memory files of this package."""
+    count = 0
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.getsid(int(pid)) == session and int(pid) != session:
+                count += "kosmos_raw" in " ".join(os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
+        except OSError:
+            continue
+    return count
+
+
+def test_processes_need_importable_functions():
+    with pytest.raises(TypeError, match="top of a module"):
+        kr.launch(lambda comm: None, ranks=2, mode="processes")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ranks": 9}, "ranks is 9, want 1 to 8"),
+        ({"ranks": 0}, "ranks is 0, want 1 to 8"),
+        ({"mode": "fibers"}, "want one of processes, threads, mpi"),
+        ({"device": "tpu", "mode": "threads", "ranks": 1}, "device is 'tpu', want one of cpu"),
+    ],
+)
+def test_wrong_launch_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        kr.launch(programs.small_call, **options)
+
+
+def test_closed_communicator_refuses():
+    def use_after_close(comm):
+        comm.close()
+        comm.close()
+        return str(programs.error_of(lambda: programs.small_call(comm))[1])
+
+    for message in kr.launch(use_after_close, ranks=2, mode="threads"):
+        assert "is closed" in message
+
+
+def test_memory_that_is_not_there_is_refused_with_numbers():
+    with pytest.raises(kr.NotAvailable, match=r"cannot reserve [\d,]+ bytes .* bytes are available"):
+        kr.launch(programs.small_call, ranks=1, mode="threads", arena_bytes=1 << 60)
