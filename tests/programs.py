@@ -11,14 +11,8 @@ import ml_dtypes
 import numpy as np
 
 import kosmos_raw as kr
-from kosmos_raw.checks import ag_gemm as check
 
 BF16 = ml_dtypes.bfloat16
-
-
-def check_cases(comm, cases):
-    """Outcomes of several validations on one communicator."""
-    return [check.run(comm, case) for case in cases]
 
 
 def ternary(rng, shape):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import kosmos_raw as kr
-from kosmos_raw.checks.ag_gemm import Case, merge
+from kosmos_raw.checks.ag_gemm import Case, merge, run_all
 from kosmos_raw.numerics import oracles
 from kosmos_raw.numerics.tolerance import compare, gemm_bound
 from tests import programs
@@ -43,7 +43,7 @@ def test_matches_oracle(policy, arena):
             if len(rows) == ranks
             for movers in (None, 1, 3)
         ]
-        outcomes = kr.launch(programs.check_cases, cases, ranks=ranks, mode="threads", workgroups=4)
+        outcomes = kr.launch(run_all, cases, ranks=ranks, mode="threads", workgroups=4)
         for case, *of_ranks in zip(cases, *outcomes, strict=True):
             outcome = merge(of_ranks)
             assert outcome.passed and outcome.bitwise_repeat, (case, outcome.problems)
@@ -51,7 +51,7 @@ def test_matches_oracle(policy, arena):
 
 def test_processes_match_oracle():
     cases = [Case((250, 251, 249, 250), 130, 72, iters=3), Case((0, 3, 500, 1), 96, 40, policy="fixed")]
-    for outcomes in zip(*kr.launch(programs.check_cases, cases, ranks=4, mode="processes"), strict=True):
+    for outcomes in zip(*kr.launch(run_all, cases, ranks=4, mode="processes"), strict=True):
         assert merge(outcomes).passed, merge(outcomes).problems
 
 

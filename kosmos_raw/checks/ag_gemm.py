@@ -110,6 +110,14 @@ def run(comm: Communicator, case: Case, progress: bool = False) -> Outcome:
     return outcome
 
 
+def call_once(comm: Communicator, case: Case) -> None:
+    """One call on random data, not checked: to warm up, to trace."""
+    shards, b = inputs(case, comm.rank, 0)
+    a, weight = (comm.device.xp.asarray(x.view(np.uint16)) for x in (shards[comm.rank], b))
+    ag_gemm(comm, a, weight, rows=case.rows, policy=case.policy, movers=case.movers)
+    comm.synchronize()
+
+
 def _judge(
     outcome: Outcome, case: Case, iteration: int, shards: Sequence[np.ndarray], b: np.ndarray, results: list[Any]
 ) -> None:
@@ -129,6 +137,11 @@ def _judge(
     outcome.over_bound = max(outcome.over_bound, result.over_bound)
     if not result.passed:
         outcome.fail(f"iteration {iteration}: at {result.worst} got {result.got}, want {result.wanted}")
+
+
+def run_all(comm: Communicator, cases: Sequence[Case]) -> list[Outcome]:
+    """Several cases on one communicator, one after the other."""
+    return [run(comm, case) for case in cases]
 
 
 def _to_numpy(array: Any) -> np.ndarray:

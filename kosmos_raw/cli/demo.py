@@ -1,2 +1,115 @@
-def add_arguments(p): pass
-def run(a): return 0
+"""demo: the main job, once, on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ..build.params import MAX_RANKS
+from ..checks import ag_gemm as check
+from ..checks.ag_gemm import Case
+from ..checks.drills import DRILLS
+from ..plan.ag_gemm import split_rows
+from ..ranks.launch import launch
+from ..trace import draw_timeline, summarise, write_perfetto
+from .shared import case_arena_bytes, print_json, table
+from .trace import record, title
+
+MAIN = Case(tuple(split_rows(2048, MAX_RANKS)), 512, 512)
+CASES = [
+    MAIN,
+    Case(MAIN.rows, 512, 512, policy="fixed"),
+    Case(tuple(split_rows(1003, MAX_RANKS)), 130, 72),
+    Case((300, 0, 1, 97, 0, 64, 33, 5), 200, 264, arena=True),
+    Case((1, 1, 1, 0, 0, 0, 0, 0), 7, 9),
+    Case(tuple(split_rows(1000, 3)), 130, 72),
+    Case((257,), 100, 40),
+]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", type=Path, default=Path("out"), help="folder for picture and trace")
+    parser.add_argument("--json", action="store_true")
+
+
+def run(args: argparse.Namespace) -> int:
+    device = "cpu"
+    checks: list[dict] = []
+    steps = tqdm(total=len(CASES) + len(DRILLS) + 1, desc="demo", unit="check", disable=None, leave=False)
+    for ranks in sorted({len(case.rows) for case in CASES}, reverse=True):
+        cases = [case for case in CASES if len(case.rows) == ranks]
+        steps.set_postfix_str(f"ag_gemm on {ranks} ranks")
+        arena = max(map(case_arena_bytes, cases))
+        outcomes = launch(check.run_all, cases, ranks=ranks, device=device, arena_bytes=arena)
+        for case, *of_ranks in zip(cases, *outcomes, strict=True):
+            checks.append(check.report(case, device, check.merge(of_ranks)))
+        steps.update(len(cases))
+    drills = {}
+    for name, drill in DRILLS.items():
+        steps.set_postfix_str(name)
+        drills[name] = drill(3, 30.0)
+        steps.update()
+    steps.set_postfix_str("timeline")
+    args.output.mkdir(parents=True, exist_ok=True)
+    options = {"ranks": len(MAIN.rows), "device": device, "arena_bytes": case_arena_bytes(MAIN)}
+    trace = record(MAIN, options, events=1024)
+    written = [args.output / "ag_gemm.json"]
+    write_perfetto(trace, written[0])
+    if importlib.util.find_spec("matplotlib"):
+        written.append(args.output / "ag_gemm.png")
+        draw_timeline(trace, written[1], title=title("ag_gemm", MAIN, device))
+    steps.close()
+
+    passed = all(c["passed"] for c in checks) and all(ok for ok, _ in drills.values())
+    if args.json:
+        print_json(
+            {
+                "passed": passed,
+                "checks": checks,
+                "drills": {name: {"passed": ok, "seen": seen} for name, (ok, seen) in drills.items()},
+                "trace": summarise(trace).as_dict(),
+            }
+        )
+        return 0 if passed else 1
+    print(_checks_table(checks), end="\n\n")
+    lines = [[name, seen, "passed" if ok else "FAILED"] for name, (ok, seen) in drills.items()]
+    print(table(["when it goes wrong", "seen", "result"], lines), end="\n\n")
+    print(f"timeline of one call on all {len(MAIN.rows)} ranks: {', '.join(map(str, written))}")
+    if len(written) == 1:
+        print("(for a picture: pip install 'kosmos-raw[plot]')")
+    count = len(checks) + len(drills)
+    print(f"all {count} checks passed" if passed else "NOT all checks passed")
+    for c in checks:
+        for problem in c["problems"]:
+            print(f"  {c['op']} {c['shape']}: {problem}")
+    return 0 if passed else 1
+
+
+def _checks_table(checks: list[dict]) -> str:
+    lines = []
+    for c in checks:
+        s = c["shape"]
+        rows = s["rows"]
+        dealt = "equal" if len(set(rows)) == 1 else "even" if max(rows) - min(rows) == 1 else "ragged"
+        lines.append(
+            [
+                c["op"],
+                c["device"],
+                str(c["ranks"]),
+                str(s["m"]),
+                str(s["n"]),
+                str(s["k"]),
+                dealt,
+                c["policy"],
+                f"{c['rel_error']:.1e}",
+                f"{c['over_bound']:.2f}",
+                "equal" if c["bitwise_repeat"] else "DIFFER",
+                f"{c['seconds'] * 1e3:.1f}",
+                "passed" if c["passed"] else "FAILED",
+            ]
+        )
+    header = "operator,device,ranks,M,N,K,rows,policy,rel. error,of bound,bits,ms,result".split(",")
+    return table(header, lines)

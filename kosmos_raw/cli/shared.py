@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from typing import Any
 
 from ..build.params import MAX_RANKS
+from ..checks.ag_gemm import Case
 from ..device import NAMES
 from ..plan.ag_gemm import split_rows
-from ..ranks.mpi import started_by_mpi, world_size
+from ..ranks.mpi import started_by_mpi, world_rank, world_size
 
 OPS = ("ag_gemm",)
 
@@ -47,6 +47,23 @@ def row_counts(args: argparse.Namespace) -> tuple[int, ...]:
     return rows
 
 
+def case_of(args: argparse.Namespace) -> Case:
+    """The case that the shape arguments describe."""
+    return Case(
+        rows=row_counts(args),
+        n=args.n,
+        k=args.k,
+        policy=args.policy,
+        movers=args.movers,
+        seed=args.seed,
+    )
+
+
+def case_arena_bytes(case: Case) -> int:
+    """An arena with room for the shard twice: as a caller's array, and as a copy."""
+    return 2 * max(case.rows) * (case.k + 8) * 2 + (1 << 20)
+
+
 def launch_options(args: argparse.Namespace, arena_bytes: int | None = None) -> dict[str, Any]:
     """Keyword arguments of launch(). The arena is as large as the case needs, when nobody says."""
     asked = args.arena_mib << 20 if args.arena_mib else None
@@ -62,7 +79,7 @@ def launch_options(args: argparse.Namespace, arena_bytes: int | None = None) -> 
 
 def is_first_process() -> bool:
     """Whether this process prints: under mpirun every one comes here, one speaks."""
-    return not started_by_mpi() or int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0"))) == 0
+    return world_rank() == 0
 
 
 def print_json(value: Any) -> None:

@@ -1,2 +1,61 @@
-def add_arguments(p): pass
-def run(a): return 0
+"""trace OP: who did what when."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..checks import tracing
+from ..checks.ag_gemm import Case
+from ..ranks.launch import launch
+from ..trace import Trace, decode, draw_timeline, summarise, write_perfetto
+from .shared import (
+    OPS,
+    add_group_arguments,
+    add_shape_arguments,
+    case_arena_bytes,
+    case_of,
+    is_first_process,
+    launch_options,
+    print_json,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("op", choices=OPS)
+    add_group_arguments(parser)
+    add_shape_arguments(parser, m=2048, n=512, k=512)
+    parser.add_argument("-o", "--output", type=Path, metavar="JSON", help="Perfetto file, for ui.perfetto.dev")
+    parser.add_argument("--png", type=Path, help="timeline picture")
+    parser.add_argument("--events", type=int, default=1024, help="most marks of one WG (default: 1024)")
+    parser.add_argument("--json", action="store_true", help="the numbers as JSON")
+
+
+def record(case: Case, options: dict, events: int) -> Trace:
+    """The trace of one call of `case` on all ranks."""
+    results = launch(tracing.run, case, events, **options)
+    _, tick_hz, rows_per_wg = results[0]
+    return decode([raw for raw, _, _ in results], tick_hz, rows_per_wg=rows_per_wg)
+
+
+def title(op: str, case: Case, device: str) -> str:
+    return f"{op} on {device}: {len(case.rows)} ranks, M={case.m} N={case.n} K={case.k}, {case.policy}"
+
+
+def run(args: argparse.Namespace) -> int:
+    case = case_of(args)
+    trace = record(case, launch_options(args, case_arena_bytes(case)), args.events)
+    if not is_first_process():
+        return 0
+    summary = summarise(trace)
+    if args.output:
+        write_perfetto(trace, args.output)
+    if args.png:
+        draw_timeline(trace, args.png, title=title(args.op, case, args.device))
+    if args.json:
+        print_json(summary.as_dict())
+    else:
+        print(summary.text())
+        for path in filter(None, (args.output, args.png)):
+            print(f"wrote {path}")
+    return 0

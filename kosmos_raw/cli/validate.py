@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from ..checks import ag_gemm as check
 from ..ranks.launch import launch
-from .shared import OPS, add_group_arguments, add_shape_arguments, is_first_process, launch_options, print_json, row_counts
+from .shared import (
+    OPS,
+    add_group_arguments,
+    add_shape_arguments,
+    case_arena_bytes,
+    case_of,
+    is_first_process,
+    launch_options,
+    print_json,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,18 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    case = check.Case(
-        rows=row_counts(args),
-        n=args.n,
-        k=args.k,
-        policy=args.policy,
-        movers=args.movers,
-        arena=args.arena,
-        iters=args.iters,
-        seed=args.seed,
-    )
-    shard_bytes = max(case.rows) * (case.k + 8) * 2
-    options = launch_options(args, arena_bytes=2 * shard_bytes + (1 << 20))
+    case = replace(case_of(args), arena=args.arena, iters=args.iters)
+    options = launch_options(args, case_arena_bytes(case))
     outcome = check.merge(launch(check.run, case, not args.json, **options))
     if not is_first_process():
         return 0 if outcome.passed else 1

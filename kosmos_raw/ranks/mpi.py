@@ -10,8 +10,12 @@ from typing import Any
 from ..errors import NotAvailable
 from .rendezvous import Rendezvous, watch_processes
 
-# Set by the launchers themselves, each for every process that it starts.
-_WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
+# Set by the launchers themselves for every process that they start: Open MPI, MPICH and Intel MPI, srun.
+_WORLDS = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("PMI_SIZE", "PMI_RANK"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+)
 
 
 def started_by_mpi() -> bool:
@@ -21,8 +25,19 @@ def started_by_mpi() -> bool:
 
 def world_size() -> int:
     """How many ranks the launcher started, by its word; 1 without one."""
-    sizes = [os.environ[name] for name in _WORLD_SIZES if os.environ.get(name, "").isdigit()]
-    return int(sizes[0]) if sizes else 1
+    return _world()[0]
+
+
+def world_rank() -> int:
+    """Which of them this process is; 0 without a launcher."""
+    return _world()[1]
+
+
+def _world() -> tuple[int, int]:
+    for size, rank in _WORLDS:
+        if os.environ.get(size, "").isdigit() and os.environ.get(rank, "").isdigit():
+            return int(os.environ[size]), int(os.environ[rank])
+    return 1, 0
 
 
 class MpiRendezvous(Rendezvous):

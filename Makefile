@@ -1,0 +1,44 @@
+# Everything runs in a virtual environment of its own, made on first use. `make help` lists the targets.
+PYTHON ?= python3
+VENV ?= .venv
+RUN = $(VENV)/bin/python
+PIP = $(RUN) -m pip install --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# One stamp for each set of extras, so that a changed pyproject.toml is installed again.
+$(VENV)/.python:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+$(VENV)/.demo: $(VENV)/.python pyproject.toml
+	$(PIP) --editable '.[cpu,plot]'
+	@touch $@
+$(VENV)/.dev: $(VENV)/.python pyproject.toml
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.demo  ## run everything once, check it, draw a timeline (out/)
+	$(RUN) -m kosmos_raw demo
+
+test: $(VENV)/.dev  ## every test that this machine can run
+	$(RUN) -m pytest
+
+test-%: $(VENV)/.dev  ## the same operators on N ranks under mpirun: make test-8
+	$(VENV)/bin/mpirun -n $* $(RUN) -m pytest -m mpi tests/mpi
+
+lint: $(VENV)/.dev  ## ruff and mypy
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+bench: $(VENV)/.demo  ## measure what this machine has
+	$(RUN) -m kosmos_raw bench gemm
+
+clean:  ## remove what was built here; the cache of kernels too
+	$(if $(wildcard $(RUN)),-$(RUN) -c "import shutil; from kosmos_raw.build import cache; shutil.rmtree(cache.folder(), True)")
+	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
