@@ -9,8 +9,8 @@ import pytest
 
 
 def shared_memory_files() -> set[str]:
-    """Files in shared memory, but for the semaphores of Python itself, which other programs here may use."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
+    """Files in shared memory, but for those of other programs and of MPI itself, which a killed mpirun may leave."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.mp-", "mpich_shm"))}
 
 
 @pytest.fixture(autouse=True)
