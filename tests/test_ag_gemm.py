@@ -77,7 +77,7 @@ def test_special_values_pass_through():
     patterns = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
     (c,) = kr.launch(_identity, patterns, ranks=1, mode="threads")
     nan = np.isnan(patterns.view(ml_dtypes.bfloat16).astype(np.float32))
-    # A row with a NaN or infinity spreads it over the row (0 * inf is NaN); rows of finite numbers are exact but for -0.
+    # A row with a NaN or infinity spreads it over the row (0 * inf is NaN); rows of finite numbers are exact, but -0.
     finite_rows = np.isfinite(patterns.view(ml_dtypes.bfloat16).astype(np.float32)).all(axis=1)
     want = patterns.copy()
     want[want == 0x8000] = 0

@@ -98,7 +98,9 @@ def _ranks_of(session: int) -> int:
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             if os.getsid(int(pid)) == session and int(pid) != session:
-                count += "kosmos_raw" in " ".join(os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
+                count += "kosmos_raw" in " ".join(
+                    os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")
+                )
         except OSError:
             continue
     return count

@@ -13,12 +13,16 @@ struct AgGemm {
     const u64 words = p.K / 8, row = (u64)w.row * p.m.tile_m;
     const Vec16* a = w.chunk == p.g.rank ? p.shard_of[w.chunk] : p.gathered + p.m.first[w.chunk] * words;
     const u32 col = w.part * p.tile_n, cols = p.N - col < p.tile_n ? p.N - col : p.tile_n;
-    return {a + row * words, p.b + col * words, p.m.rows_in(w.chunk, w.row), cols, p.K};
+    return {a + row * words, p.b + col * words, p.m.rows_in(w.chunk, w.row), cols, p.K, p.K, p.K};
+  }
+  DEVICE static TileResult result(const Params& p, const Work& w) {
+    const u64 row = p.m.first[w.chunk] + (u64)w.row * p.m.tile_m;
+    return {p.c + (row * p.ldc + (u64)w.part * p.tile_n) / 4, p.ldc};
   }
   // Four columns of one row of the tile; column is a multiple of 4.
   DEVICE static void store(const Params& p, const Work& w, u32 row, u32 column, u64 four_bf16) {
-    const u64 r = p.m.first[w.chunk] + (u64)w.row * p.m.tile_m + row, c = (u64)w.part * p.tile_n + column;
-    target::write(p.c + (r * p.ldc + c) / 4, four_bf16);
+    const TileResult to = result(p, w);
+    target::write(to.c + ((u64)row * to.ldc + column) / 4, four_bf16);
   }
   // Every kind that is no TILE, all lanes. DRAIN is all waiting: nothing is left to do when its inputs are there.
   DEVICE static void move(const Schedule& s, const Work& w) {

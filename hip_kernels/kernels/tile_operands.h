@@ -1,8 +1,35 @@
-// Where the operands of one output tile lie. The target multiplies; Op::store takes the result, four columns at a time.
+// What a table of roles tells the target about one output tile: where its operands lie, and where its result goes. The
+// target multiplies; accumulators are FP32 until the result is handed over.
 #pragma once
 #include "../target/target.h"
 
-struct TileOperands {
-  const Vec16 *a, *b;  // [rows, K] and [cols, K] bf16, K contiguous ("TN")
-  u32 rows, cols, K;   // at most the target's tile; K is a multiple of 8
+// Which side of each operand is contiguous in memory, in BLAS's column-major words. Nothing is ever transposed in memory.
+enum Layout : u32 {
+  TN,  // A[M, K], B[N, K]: fprop
+  NN,  // A[M, K], B[K, N]: dgrad
+  NT,  // A[K, M], B[K, N]: wgrad
 };
+
+struct TileOperands {
+  const Vec16 *a, *b;  // bf16, the tile's first row (TN, and A of NN) or column (else)
+  u32 rows, cols;      // at most the target's tile
+  u32 K;               // a multiple of 8; any number in NT
+  u32 lda, ldb;        // elements from line to line of memory, multiples of 8. A line is read to the next multiple of 8
+};
+
+// An operator may tell where the result goes, if that is plain rows of BF16: then the target stores in its own way.
+struct TileResult {
+  u64* c;   // [rows, ldc] bf16, the tile's first element
+  u32 ldc;  // elements, a multiple of 8, and at least the tile's columns rounded up to 8: all of those are written
+};
+
+// An operator Op offers
+//   LAYOUT                                   optional; TN if absent
+//   operands(p, w)                           -> TileOperands
+//   store(p, w, row, column, four)           four columns of a row as BF16; column is a multiple of 4. Or, before it:
+//   store_f32(p, w, row, column, four)       optional: the same as float (&)[4], not rounded yet
+//   result(p, w)                             optional: -> TileResult, where store would put them. Before both
+template <class Op> constexpr Layout layout() {
+  if constexpr (requires { Op::LAYOUT; }) return Op::LAYOUT;
+  else return TN;
+}

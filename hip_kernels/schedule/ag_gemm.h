@@ -105,6 +105,15 @@ struct AgGemmSchedule {
     return true;
   }
 
+  // Asks once for what wait_inputs would wait for, of a TILE; true means acquired too. Other kinds: not asked, so not ready.
+  DEVICE bool ready(const Work& w) const {
+    if (w.kind != TILE) return false;
+    if (w.chunk == p.g.rank) return true;
+    if (!has_reached(slices_landed(w.chunk, w.row), slices(w.chunk), DEVICE_SCOPE)) return false;
+    target::acquire(DEVICE_SCOPE);  // pairs with the first release in finish
+    return true;
+  }
+
   DEVICE void finish(const Work& w) const {
     if (w.kind != PULL) return;
     target::release(DEVICE_SCOPE);  // rows first, then the count: a builder that sees the count must see the rows

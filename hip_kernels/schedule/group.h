@@ -75,6 +75,9 @@ struct Patience {
   }
 };
 
+// One look, which does not wait. Relaxed, as wait_at_least.
+DEVICE inline bool has_reached(const u32* signal, u32 want, Scope scope) { return (i32)(target::load(signal, scope) - want) >= 0; }
+
 // False: the wait gave up and the WG must leave. Relaxed: the caller fences once, after all that it waits for. Epochs and
 // counts only grow; the difference is compared, so that wrapping round is no event.
 DEVICE inline bool wait_at_least(const Group& g, const Work& w, const u32* signal, u32 want, Scope scope) {

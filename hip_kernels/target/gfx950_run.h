@@ -1,83 +1,120 @@
-// gfx950: the loop, and a plain 128 x 128 BF16 tile: one buffer in LDS, no prefetch.
+// gfx950: the loop, in which the first wave decides for all eight, and how it drives the stream of tiles.
 #pragma once
-#include "../kernels/tile_operands.h"
 #include "../schedule/trace.h"
-#include "../work/bf16.h"
+#include "gfx950_epilogue.h"
 
 namespace target {
-constexpr u32 TILE_M = 128, TILE_N = 128, TILE_K = 64;
+// Asks the schedule, in the first wave alone: a whole wave with equal values, so that no branch of a schedule diverges. The
+// other waves learn what it decided from a box in LDS.
+//
+// In a stream the next work is claimed two K steps before a tile ends, while that tile is multiplied, and never more than
+// one ahead. If it is a tile whose inputs are there, the stream goes on with it. If not, the claim is kept, the stream ends,
+// and what it has made is published before anybody waits. So nothing is held back by a wait, and claiming ahead is safe.
+template <class Op> struct Director {
+  const typename Op::Params& p;
+  LDS U32x4* const box;
+  const bool decides;
+  typename Op::Schedule schedule;
+  Trace trace;
+  Work now, next, last;  // a tile that is multiplied; what was claimed after it; the tile before it, not yet published
+  TileOperands tile;     // rows and columns of `now`; of `next` from the turn on
+  u32 rows = 0, cols = 0;
+  bool goes_on = false;
 
-template <class T, int N> using vec = T __attribute__((ext_vector_type(N)));
-using U32x4 = vec<u32, 4>;
-using Bf16x8 = vec<__bf16, 8>;
-using F32x16 = vec<float, 16>;
-
-// Each wave makes 64 x 32 of the tile with v_mfma_f32_32x32x16_bf16. The product is made transposed (B's fragment first):
-// then a lane holds four neighbouring columns of a row, which is what Op::store takes.
-template <class Op> DEVICE inline void gemm_tile(const typename Op::Params& p, const Work& w) {
-  constexpr u32 CHUNKS = TILE_K / 8;  // of 16 bytes a row
-  constexpr u32 LD = CHUNKS + 1;      // the pad keeps 32 rows of a fragment off each other's banks
-  __shared__ U32x4 a_rows[TILE_M * LD], b_rows[TILE_N * LD];
-  const TileOperands t = Op::operands(p, w);
-  const u32 wave = lane() / WAVE, m0 = wave / 4 * 64, n0 = wave % 4 * 32, r = lane() % 32, half = lane() % WAVE / 32;
-  const u32 words = t.K / 8;
-  F32x16 c[2] = {};
-  for (u32 k0 = 0; k0 < words; k0 += CHUNKS) {
-    for (u32 i = lane(); i < TILE_M * CHUNKS; i += WG_THREADS) {  // TILE_M == TILE_N
-      const u32 row = i / CHUNKS, chunk = i % CHUNKS, k = k0 + chunk;
-      U32x4 a = {}, b = {};
-      if (row < t.rows && k < words) a = __builtin_bit_cast(U32x4, read(t.a + (u64)row * words + k));
-      if (row < t.cols && k < words) b = __builtin_bit_cast(U32x4, read(t.b + (u64)row * words + k));
-      a_rows[row * LD + chunk] = a;
-      b_rows[row * LD + chunk] = b;
-    }
-    barrier();
-#pragma unroll
-    for (u32 k = 0; k < CHUNKS; k += 2) {
-      const Bf16x8 b = __builtin_bit_cast(Bf16x8, b_rows[(n0 + r) * LD + k + half]);
-#pragma unroll
-      for (u32 h = 0; h < 2; h++) {
-        const Bf16x8 a = __builtin_bit_cast(Bf16x8, a_rows[(m0 + 32 * h + r) * LD + k + half]);
-        c[h] = __builtin_amdgcn_mfma_f32_32x32x16_bf16(b, a, c[h], 0, 0, 0);
-      }
-    }
-    barrier();
+  DEVICE Director(const typename Op::Params& p, LDS U32x4* box)
+      : p(p), box(box), decides(from_elected(lane() / WAVE) == 0), schedule(p), trace(TRACE_ROWS * wg()) {
+    if (decides) schedule.begin();
   }
-#pragma unroll
-  for (u32 h = 0; h < 2; h++)
-#pragma unroll
-    for (u32 i = 0; i < 16; i += 4) {
-      const u32 row = m0 + 32 * h + r, col = n0 + 2 * i + 4 * half;
-      if (row < t.rows && col < t.cols) Op::store(p, w, row, col, pack_bf16(c[h][i], c[h][i + 1], c[h][i + 2], c[h][i + 3]));
+
+  DEVICE void post(const Work& w, bool streams) { *box = (U32x4){w.kind, w.chunk, w.row, w.part << 1 | (u32)streams}; }
+  // True: its inputs were there when it was posted.
+  DEVICE bool take(Work& w) const {
+    const U32x4 b = *box;
+    const u32 part = from_elected(b.w);
+    w = {(Kind)from_elected(b.x), from_elected(b.y), from_elected(b.z), part >> 1};
+    return part & 1;
+  }
+  DEVICE Work claim() {
+    const Work w = schedule.next_work();
+    trace.mark(p.g, CLAIMED, w);
+    return w;
+  }
+  DEVICE void publish(const Work& w) {
+    schedule.finish(w);
+    trace.mark(p.g, DONE, w);
+  }
+
+  // Between streams: publishes `w`, which all waves have done; gives the next work, whose inputs are there.
+  DEVICE Work after(const Work& w, bool claimed) {
+    barrier();  // stores are complete
+    if (decides) {
+      if (w.kind != LEAVE) publish(w);
+      Work n = claimed ? next : claim();
+      if (n.kind != LEAVE && !schedule.wait_inputs(n)) n = {};
+      if (n.kind != LEAVE) trace.mark(p.g, READY, n);
+      post(n, true);
     }
-}
+    barrier();
+    Work n;
+    take(n);
+    return n;
+  }
+
+  // ---- asked by Tile::step
+  DEVICE void look_ahead() {
+    if (!decides) return;
+    const Work w = claim();
+    bool streams = false;
+    if constexpr (requires { schedule.ready(w); }) streams = w.kind == TILE && schedule.ready(w);
+    if (streams) trace.mark(p.g, READY, w);
+    post(w, streams);
+  }
+  template <class T> DEVICE void turn(T& stream) {
+    goes_on = take(next);
+    if (goes_on) {
+      tile = Op::operands(p, next);
+      stream.turn(tile);
+    } else stream.turn_off();
+  }
+  // All waves have waited for their stores of the last tile in this one's second step, and met.
+  DEVICE void finish_last() {
+    if (last.kind == LEAVE || !decides) return;
+    publish({TILE, last.chunk, last.row, last.part});
+  }
+
+  // Multiplies `first` and every tile that can follow without a wait. Returns the last one, not yet published; `next` is
+  // claimed, and nobody has waited for its inputs.
+  template <class T> DEVICE Work stream(T& tiles, const Work& first) {
+    now = first;
+    last = {};
+    tile = Op::operands(p, now);
+    tiles.start(tile);
+    for (;;) {
+      const u32 rows = tile.rows, cols = tile.cols;
+      tiles.template multiply_tile<sure_stores<Op>()>(*this);
+      hand_over<Op>(p, now, tiles, rows, cols);
+      if (!goes_on) break;
+      last = now;
+      now = next;
+    }
+    tiles.stop();
+    return {TILE, now.chunk, now.row, now.part};
+  }
+};
 
 template <class Op> DEVICE inline void run(const typename Op::Params& p) {
+  __shared__ __attribute__((aligned(1024))) unsigned char lds[LDS_BYTES];
   __shared__ U32x4 box;
-  typename Op::Schedule schedule(p);
-  Trace trace(TRACE_ROWS * wg());
-  const bool decides = __builtin_amdgcn_readfirstlane(lane() / WAVE) == 0;  // a whole wave, so that no branch here diverges
+  Director<Op> director(p, (LDS U32x4*)&box);
+  Tile<layout<Op>(), mfma_rows<Op>()> tiles((LdsBytes*)lds);
   Work w;
-  if (decides) schedule.begin();
+  bool claimed = false;
   for (;;) {
-    barrier();  // all lanes are done with w and their stores are complete: what finish publishes
-    if (decides) {
-      if (w.kind != LEAVE) {
-        schedule.finish(w);
-        trace.mark(p.g, DONE, w);
-      }
-      w = schedule.next_work();
-      trace.mark(p.g, CLAIMED, w);
-      if (w.kind != LEAVE && !schedule.wait_inputs(w)) w = {};
-      if (w.kind != LEAVE) trace.mark(p.g, READY, w);
-      box = (U32x4){w.kind, w.chunk, w.row, w.part};
-    }
-    barrier();
-    const U32x4 b = box;
-    w = {(Kind)from_elected(b.x), from_elected(b.y), from_elected(b.z), from_elected(b.w)};
+    w = director.after(w, claimed);
     if (w.kind == LEAVE) return;
-    if (w.kind == TILE) gemm_tile<Op>(p, w);
-    else Op::move(schedule, w);
+    claimed = w.kind == TILE;
+    if (claimed) w = director.stream(tiles, w);
+    else Op::move(director.schedule, w);
   }
 }
 }  // namespace target

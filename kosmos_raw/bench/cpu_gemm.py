@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +16,7 @@ from ..ranks.communicator import Communicator
 from .timing import alternate
 
 # Read by the BLAS libraries when NumPy is imported: to be set before the rank's process starts.
-ONE_THREAD = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")}
+ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"), "1")
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ def run(comm: Communicator, shapes: list[tuple[int, int, int]]) -> list[GemmResu
             raise ValueError(f"bench gemm: wrong result at {checked.worst}: {checked.got}, want {checked.wanted}")
         seconds = alternate(
             {
-                "ours": lambda a=a, b=b, out=out: ag_gemm(comm, a, b, out=out),
-                "numpy": lambda a32=a32, b32t=b32t, out32=out32: np.matmul(a32, b32t, out=out32),
+                "ours": partial(ag_gemm, comm, a, b, out=out),
+                "numpy": partial(np.matmul, a32, b32t, out=out32),
             }
         )
         flop = 2.0 * m * n * k

@@ -63,7 +63,8 @@ def shared_library(source: Path, flags: Sequence[str] = (), depends: Sequence[Pa
     The key covers the source, everything in hip_kernels/, the files in `depends`, the flags, compiler and CPU.
     """
     options = [
-        *("-x", "c++", "-std=c++20", "-march=native", "-O3", "-g1", "-ffp-contract=fast", "-Wall", "-Wextra", "-Werror"),
+        *("-x", "c++", "-std=c++20", "-march=native", "-O3", "-g1", "-ffp-contract=fast"),
+        *("-Wall", "-Wextra", "-Werror"),
         *("-fno-exceptions", "-fno-rtti", "-nostdlib++", "-fno-sanitize=all", "-fPIC", "-shared", "-pthread"),
         *flags,
     ]

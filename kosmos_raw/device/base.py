@@ -129,6 +129,18 @@ class Device(ABC):
     def zero(self, address: int, nbytes: int) -> None:
         """Zeroes device memory, in stream order."""
 
+    # -- order between the device's stream and the caller's; one and the same on the CPU
+
+    def wait_for_caller(self) -> None:
+        """What is queued on the device from now on starts after what the caller has queued by now."""
+
+    def caller_waits(self) -> None:
+        """What the caller queues from now on starts after what is queued on the device by now."""
+
+    def dlpack_stream(self) -> int | None:
+        """The caller's stream, as __dlpack__(stream=) wants it; None where there are no streams."""
+        return None
+
     # -- work
 
     @abstractmethod

@@ -45,7 +45,7 @@ class Arena:
     def offset_of(self, address: int, nbytes: int) -> int | None:
         """The offset of a buffer of this rank, or None when it does not lie in the arena."""
         offset = address - self.address(self.rank)
-        return offset if 0 <= offset and offset + nbytes <= self.nbytes else None
+        return offset if offset >= 0 and offset + nbytes <= self.nbytes else None
 
     @property
     def owner(self) -> Memory:

@@ -27,8 +27,8 @@ def ag_gemm(
 ) -> Any:
     """Gathers A's rows from every rank and multiplies by B transposed: C = concat(A of all ranks) @ B.T.
 
-    BF16 in and out, FP32 accumulation, rounded once. All ranks call it together. The forward of a column-parallel linear
-    layer under TP+SP (paper section 3.2.1, "AG+TN").
+    BF16 in and out, FP32 accumulation, rounded once. All ranks call it together. The forward of a column-parallel
+    linear layer under TP+SP (paper section 3.2.1, "AG+TN").
 
     Args:
         a: this rank's shard, bf16 [rows[rank], K]. In memory of `comm.empty` on every rank, or anywhere on every rank:
@@ -52,9 +52,7 @@ def ag_gemm(
         )
     every = shard_rows(comm, OP, a.shape[0], rows)
     kernel = comm.kernel(OP)
-    plan = plan_ag_gemm(
-        every, b.shape[0], a.shape[1], kernel.tile, comm.workgroups, policy=policy, movers=movers
-    )
+    plan = plan_ag_gemm(every, b.shape[0], a.shape[1], kernel.tile, comm.workgroups, policy=policy, movers=movers)
     if out is None:
         out = comm.device.xp.empty((plan.m, plan.n), a.dtype)
     else:

@@ -1,4 +1,4 @@
-"""Checks and conversions that operators share. Every message names operator, argument, what came and what was wanted."""
+"""Checks and conversions that operators share. Messages name operator, argument, what came and what was wanted."""
 
 from __future__ import annotations
 

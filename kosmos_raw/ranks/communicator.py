@@ -87,8 +87,8 @@ class Communicator:
         fewest = 1 if self.ranks == 1 else 2
         if not fewest <= chosen <= most:
             raise NotAvailable(
-                f"Communicator: workgroups is {chosen}, want {fewest} to {most}: all WGs of a kernel must be resident at once "
-                f"on {self.device.describe()}, and a mover needs a builder beside it"
+                f"Communicator: workgroups is {chosen}, want {fewest} to {most}: all WGs of a kernel must be resident "
+                f"at once on {self.device.describe()}, and a mover needs a builder beside it"
             )
         return chosen
 
@@ -173,8 +173,8 @@ class Communicator:
         kernel = self.kernel(op)
         if params.dtype.itemsize != kernel.params_bytes:
             raise KosmosError(
-                f"{op}: params struct has {params.dtype.itemsize} bytes, the compiled kernel wants {kernel.params_bytes}; "
-                "the kernel was built from other sources than this package's"
+                f"{op}: params struct has {params.dtype.itemsize} bytes, the compiled kernel wants "
+                f"{kernel.params_bytes}; the kernel was built from other sources than this package's"
             )
         self._epoch = (self._epoch + 1) & 0xFFFFFFFF
         group = self._group
@@ -270,8 +270,8 @@ class Communicator:
         return self._rendezvous.allgather(value)
 
     def poison(self) -> None:
-        """Fills every workspace that operators have used, in the arena and outside, with NaNs: what a launch reads before it was
-        written then shows. Collective; arrays of `empty` are left alone."""
+        """Fills every workspace that operators have used, in the arena and outside, with NaNs: what a launch reads
+        before it was written then shows. Collective; arrays of `empty` are left alone."""
         self.synchronize()
         self._check_usable("poison")
         self._rendezvous.barrier()
@@ -355,7 +355,7 @@ class Communicator:
         if self._unchecked is not None:
             self._peek()
         if self._broken:
-            raise CommunicatorBroken(f"{what}: an earlier launch on this communicator gave up ({self._broken}); {REBUILD}")
+            raise CommunicatorBroken(f"{what}: an earlier launch here gave up ({self._broken}); {REBUILD}")
 
     def _peek(self) -> None:
         """Looks, without waiting, whether a queued launch has been told to stop from here."""

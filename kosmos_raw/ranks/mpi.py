@@ -54,7 +54,9 @@ class MpiRendezvous(Rendezvous):
         self.rank, self.ranks = self._world.Get_rank(), self._world.Get_size()
         nodes = set(self._world.allgather(socket.gethostname()))
         if len(nodes) > 1:
-            raise NotAvailable(f"ranks run on {len(nodes)} nodes ({', '.join(sorted(nodes))}); kosmos_raw needs one node")
+            raise NotAvailable(
+                f"ranks run on {len(nodes)} nodes ({', '.join(sorted(nodes))}); kosmos_raw needs one node"
+            )
 
     def allgather(self, value: Any) -> list[Any]:
         return self._world.allgather(value)
@@ -68,7 +70,7 @@ class MpiRendezvous(Rendezvous):
 
 
 def run_mpi(run_rank: Callable[[Rendezvous], Any], ranks: int | None) -> list[Any]:
-    """Runs `run_rank(rendezvous)` in this process as its rank of the world; returns every rank's result on every rank."""
+    """Runs `run_rank(rendezvous)` in this process, as its rank of the world; returns the results of all ranks."""
     rendezvous = MpiRendezvous()
     if ranks is not None and ranks != rendezvous.ranks:
         raise ValueError(

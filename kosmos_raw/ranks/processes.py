@@ -94,18 +94,18 @@ class _Group:
 
     def serve(self) -> None:
         """Until every rank has brought a result or an error, or died."""
-        open_ranks = {connection: rank for rank, connection in enumerate(self._connections)}
+        open_ranks: dict[object, int] = {connection: rank for rank, connection in enumerate(self._connections)}
         while open_ranks:
-            for ready in wait(list(open_ranks)):
-                rank = open_ranks[ready]  # type: ignore[index]
+            for ready in wait([self._connections[rank] for rank in open_ranks.values()]):
+                rank = open_ranks[ready]
                 try:
-                    kind, value = ready.recv()  # type: ignore[union-attr]
+                    kind, value = self._connections[rank].recv()
                 except (EOFError, ConnectionError):
-                    kind, value = "died", None
+                    kind, value = "died", ""
                 if kind == "gather":
                     self._waiting[rank] = value
                     continue
-                del open_ranks[ready]  # type: ignore[arg-type]
+                del open_ranks[ready]
                 if kind == "result":
                     self.results[rank] = value
                 elif kind == "error":

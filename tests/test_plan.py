@@ -1,0 +1,169 @@
+"""Plans, offsets, struct mirrors: pure functions."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kosmos_raw.build import params, sources, zig
+from kosmos_raw.device.base import Tile
+from kosmos_raw.memory.allocator import ALIGNMENT, Allocator
+from kosmos_raw.numerics.tolerance import compare, gemm_bound
+from kosmos_raw.plan.ag_gemm import movers_for, plan_ag_gemm, split_rows
+
+TILE = Tile(96, 96)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 8))
+def test_rows_are_dealt_evenly(rows, ranks):
+    dealt = split_rows(rows, ranks)
+    assert sum(dealt) == rows and len(dealt) == ranks
+    assert max(dealt) - min(dealt) <= 1 and dealt == sorted(dealt, reverse=True)
+
+
+def test_rows_of_ten_over_four():
+    assert split_rows(10, 4) == [3, 3, 2, 2] and split_rows(3, 4) == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("n", "ranks", "workgroups", "movers"),
+    [
+        (3584, 8, 256, 42),  # 6 for each of 7 peers
+        (3583, 8, 256, 56),  # 8
+        (8192, 1, 256, 0),
+        (8192, 2, 256, 6),
+        (512, 8, 4, 1),
+        (512, 8, 2, 1),
+        (512, 8, 64, 14),
+        (512, 3, 128, 8),
+    ],
+)
+def test_movers(n, ranks, workgroups, movers):
+    assert movers_for(n, ranks, workgroups) == movers
+
+
+@given(st.integers(1, 10**5), st.integers(2, 8), st.integers(2, 256))
+def test_every_mover_has_a_builder_beside_it(n, ranks, workgroups):
+    assert 1 <= movers_for(n, ranks, workgroups) <= workgroups // 2
+
+
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=8), st.integers(0, 5000), st.integers(0, 5000))
+def test_plan_geometry(rows, n, k):
+    plan = plan_ag_gemm(rows, n, k, TILE, 8)
+    assert plan.first[len(rows)] == plan.m == sum(rows) and len(plan.first) == params.MAX_RANKS + 1
+    assert all(b - a == r for a, b, r in zip(plan.first, plan.first[1:], rows, strict=False))
+    assert plan.tile_rows_max * TILE.m >= max(rows) > (plan.tile_rows_max - 1) * TILE.m or max(rows) == 0
+    assert plan.padded_k % 8 == 0 <= plan.padded_k - k < 8 and plan.ldc % 8 == 0 <= plan.ldc - n < 8
+    assert plan.shard_bytes == 2 * max(rows) * plan.padded_k
+
+
+def test_byte_counts_past_32_bits():
+    plan = plan_ag_gemm([300_000] * 8, 8192, 7168, Tile(256, 256), 256)
+    assert plan.gathered_bytes == 34_406_400_000 and plan.shard_bytes == 4_300_800_000
+    with pytest.raises(ValueError, match=r"want each below 2\*\*31"):
+        plan_ag_gemm([2**30] * 2, 8, 8, TILE, 8)
+    with pytest.raises(ValueError, match="queue entries do not fit in 32 bits"):
+        plan_ag_gemm([2**30], 2**30, 8, TILE, 8)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_allocator_never_overlaps(data):
+    allocator = Allocator(1 << 16)
+    live: dict[int, int] = {}
+    for _ in range(data.draw(st.integers(1, 30))):
+        if live and data.draw(st.booleans()):
+            offset = data.draw(st.sampled_from(sorted(live)))
+            allocator.give_back(offset)
+            del live[offset]
+            continue
+        size = data.draw(st.integers(0, 20000))
+        offset = allocator.take(size)
+        if offset is None:
+            continue
+        assert offset % ALIGNMENT == 0 and offset + size <= allocator.capacity
+        assert all(offset + max(size, 1) <= o or o + max(s, 1) <= offset for o, s in live.items())
+        assert allocator.owner_of(offset) == offset
+        live[offset] = size
+    assert allocator.workspace_bytes == min(live, default=allocator.capacity)
+    for offset in live:
+        allocator.give_back(offset)
+    assert allocator.take(allocator.capacity) == 0 and allocator.take(1) is None
+
+
+def test_mirrors_have_the_sizes_and_offsets_of_the_headers(tmp_path):
+    """Every field of every struct, as the compiler lays it out."""
+    structs = {
+        "Signals": params.SIGNALS,
+        "WaitRecord": params.WAIT_RECORD,
+        "Group": params.GROUP,
+        "Counters": params.COUNTERS,
+        "Chunks": params.CHUNKS,
+        "AgGemmParams": params.AG_GEMM,
+    }
+    wanted, lines = [], []
+    for name, dtype in structs.items():
+        lines.append(f"sizeof({name})")
+        wanted.append(dtype.itemsize)
+        for field in dtype.names:
+            lines += [f"offsetof({name}, {field})", f"sizeof((({name}*)0)->{field})"]
+            wanted += [dtype.fields[field][1], dtype.fields[field][0].itemsize]
+    source = tmp_path / "layout.cpp"
+    source.write_text(
+        f'#include <stddef.h>\n#include "{sources.folder()}/schedule/ag_gemm.h"\n'
+        f'extern "C" const unsigned layout[] = {{{", ".join(lines)}}};\n'
+    )
+    library = ctypes.CDLL(str(zig.shared_library(source)))
+    got = list((ctypes.c_uint * len(lines)).in_dll(library, "layout"))
+    assert dict(zip(lines, got, strict=True)) == dict(zip(lines, wanted, strict=True))
+
+
+def test_hidden_padding_is_refused():
+    with pytest.raises(TypeError, match="hidden padding before field 'b'"):
+        params._struct(("a", "u4"), ("b", "u8"))
+    with pytest.raises(TypeError, match="hidden padding after"):
+        params._struct(("a", "u8"), ("b", "u4"))
+
+
+def test_compare_sees_what_is_wrong():
+    exact, magnitude = np.array([[1.0, 2.0], [3.0, 400.0]]), np.array([[1.0, 2.0], [3.0, 400.0]])
+    bound = gemm_bound(exact, magnitude, 1)
+    assert compare(exact, exact, bound).over_bound == 0
+    for wrong in (np.nan, np.inf, 3.0 * (1 + 2.0**-7)):
+        got = exact.copy()
+        got[1, 0] = wrong
+        result = compare(got, exact, bound)
+        assert not result.passed and result.worst == (1, 0) and result.wanted == 3.0
+    got = exact.copy()
+    got[1, 0] *= 1 + 2.0**-8  # half a unit in the last place: the most that rounding may do
+    assert compare(got, exact, bound).passed
+    with pytest.raises(ValueError, match="want"):
+        compare(exact[:1], exact, bound)
+
+
+def test_bf16_conversion_of_the_host_tile(tmp_path):
+    """Both conversions of the kernels against ml_dtypes: every bf16 neighbourhood, ties, subnormals, infinities, NaNs."""
+    import ml_dtypes
+
+    source = tmp_path / "rounding.cpp"
+    source.write_text(
+        f'#include "{sources.folder()}/schedule/ag_gemm.h"\n#include "{sources.folder()}/target/host_tile.h"\n'
+        'extern "C" void convert(const float* x, unsigned n, unsigned short* one, unsigned short* eight) {\n'
+        "  for (unsigned i = 0; i < n; i += 8) {\n"
+        "    for (unsigned j = 0; j < 8; j++) one[i + j] = to_bf16(x[i + j]);\n"
+        "    target::Float8 f;\n    __builtin_memcpy(&f, x + i, 32);\n"
+        "    const target::U16x8 h = target::narrow(f);\n    __builtin_memcpy(eight + i, &h, 16);\n  }\n}\n"
+    )
+    library = ctypes.CDLL(str(zig.shared_library(source)))
+    high = np.arange(1 << 16, dtype=np.uint32)[:, None] << 16
+    low = np.array([0, 1, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xFFFE, 0xFFFF], np.uint32)
+    x = (high | low).ravel().view(np.float32)
+    one, eight = np.empty(x.size, np.uint16), np.empty(x.size, np.uint16)
+    library.convert(*(ctypes.c_void_p(x.ctypes.data), x.size, *(ctypes.c_void_p(a.ctypes.data) for a in (one, eight))))
+    want = x.astype(ml_dtypes.bfloat16).view(np.uint16)
+    want[np.isnan(x)] = 0x7FC0
+    assert np.array_equal(one, want) and np.array_equal(eight, want)
