@@ -1,0 +1,114 @@
+"""NVIDIA Hopper GPUs through CuPy. H100 and H200 only: sm_90a code runs on nothing else, newer GPUs included."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from collections.abc import Callable
+from functools import cache
+from types import ModuleType
+
+from ..build import inline, report, sm90
+from ..errors import NotAvailable
+from .cupy_common import Code, CupyDevice, import_cupy
+
+CAPABILITY = (9, 0)
+RUNTIME_COMPILER = ("-std=c++20", "-arch=sm_90a")
+COMPUTE_MODE = 20  # cudaDevAttrComputeMode; the properties have lost it in CUDA 13
+EXCLUSIVE_PROCESS, PROHIBITED = 3, 2
+NATIVE_ATOMICS = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+MAPPED_PORTABLE = 3  # hostAllocPortable | hostAllocMapped
+
+
+class CudaDevice(CupyDevice):
+    """One rank's Hopper GPU. See CupyDevice for the arguments."""
+
+    name = "cuda"
+    target = "sm_90a"
+    extra = "cuda"
+    tick_hz = 1_000_000_000  # %globaltimer
+    masks = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+    queues_variable = "CUDA_DEVICE_MAX_CONNECTIONS"
+    queues_default = 8
+
+    def _import(self) -> ModuleType:
+        return import_cupy(self.name, self.extra, want_hip=False)
+
+    def _check_device(self) -> None:
+        found = (int(self._properties["major"]), int(self._properties["minor"]))
+        if found != CAPABILITY:
+            raise NotAvailable(
+                f"device cuda: GPU {self.index} ({self.gpu_name}) has compute capability {found[0]}.{found[1]}, want "
+                "9.0: the kernels are built for sm_90a (H100, H200), which runs on no other GPU; use device='cpu'"
+            )
+        if self._ranks > 1 and " MIG " in f"{self.gpu_name} ":
+            raise NotAvailable(
+                f"device cuda: GPU {self.index} is a MIG slice ({self.gpu_name}): slices cannot use each other's "
+                "memory; turn MIG off, or run one rank"
+            )
+        mode = int(self._runtime.deviceGetAttribute(COMPUTE_MODE, self.index))
+        if mode == PROHIBITED or (mode == EXCLUSIVE_PROCESS and self.sharers > 1):
+            allows = "no process" if mode == PROHIBITED else f"one process, and {self.sharers} ranks share it"
+            raise NotAvailable(
+                f"device cuda: GPU {self.index} is in compute mode {mode}, which allows {allows}; "
+                "nvidia-smi -c DEFAULT changes it"
+            )
+
+    def _code(self, op: str) -> Code:
+        if sm90.missing() is None:
+            return Code(sm90.cubin(op).cubin, "", (), report.python_param_bytes(op))
+        return Code(None, inline.source_text(op), RUNTIME_COMPILER, report.python_param_bytes(op))
+
+    def _occupancy(self, function: int, threads: int, shared_bytes: int) -> int:
+        return int(self.cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(function, threads, shared_bytes))
+
+    def _loaded_params_bytes(self, function: int) -> int | None:
+        """By cuFuncGetParamInfo (CUDA 12.4 and later)."""
+        ask = getattr(_driver(), "cuFuncGetParamInfo", None)
+        offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+        if ask is None or ask(ctypes.c_void_p(function), ctypes.c_size_t(0), ctypes.byref(offset), ctypes.byref(size)):
+            return None
+        return size.value
+
+    def _allow_shared(self, raw: object, nbytes: int) -> None:
+        raw.max_dynamic_shared_size_bytes = nbytes  # type: ignore[attr-defined]
+
+    def _allocate_host(self, nbytes: int) -> tuple[int, int, Callable[[], None]]:
+        address = int(self._runtime.hostAlloc(nbytes, MAPPED_PORTABLE))
+        runtime = self._runtime
+        return address, address, lambda: runtime.freeHost(address)  # one address space: kernels use the host's address
+
+    def _reach(self, ordinal: int, pci: str) -> None:
+        super()._reach(ordinal, pci)
+        if ordinal == self.index:
+            return
+        native = ctypes.c_int(1)
+        ask = getattr(_driver(), "cuDeviceGetP2PAttribute", None)
+        if ask and not ask(ctypes.byref(native), NATIVE_ATOMICS, self.index, ordinal) and not native.value:
+            warnings.warn(
+                f"device cuda: GPUs {self.index} and {ordinal} have no native atomics between them (no NVLink): "
+                "signals between them work by ordinary stores only, and slowly",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _ipc_advice(self) -> str:
+        return (
+            "CUDA IPC needs bare Linux or one container for all ranks (shared IPC and PID namespaces), the same user, "
+            f"and GPUs that are no MIG slices; {self._masks_in_words()}"
+        )
+
+    def describe(self) -> str:
+        versions = f"CuPy {self.cupy.__version__}, CUDA driver {self._runtime.driverGetVersion()}"
+        mps = ", under MPS" if os.environ.get("CUDA_MPS_PIPE_DIRECTORY") else ""
+        return f"{super().describe()} ({versions}{mps})"
+
+
+@cache
+def _driver() -> ctypes.CDLL | None:
+    """The driver's library, for the questions that CuPy does not pass on."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None

@@ -1,0 +1,633 @@
+"""What AMD and NVIDIA GPUs share when CuPy drives them: memory, IPC, streams, events, launches.
+
+CuPy has one interface for both. What differs is in hip.py and cuda.py: the kind of memory for signals, the code that is
+loaded, and what is known to go wrong. Nothing imports CuPy before a GPU device is opened.
+
+Streams. Kernels run on `Device.stream`, which is the rank's own and does not wait for the null stream. Arrays that a
+caller makes with CuPy are filled on the caller's current stream instead. `wait_for_caller` and `caller_waits` order the
+two, without the host waiting; a launch between them behaves as if it were queued on the caller's stream.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import threading
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..build import report
+from ..build.params import MAX_RANKS
+from ..errors import KosmosError, NotAvailable
+from .base import Device, Handle, Kernel, Memory, Tile
+
+GRANULE = 2 << 20  # bytes. IPC maps whole pages of this size, and some runtimes get other sizes wrong
+LAZY_PEER_ACCESS = 1  # the only flag that opening a handle accepts, on both vendors
+DEVICE_TO_HOST = 2
+OUT_OF_MEMORY, NOT_INITIALIZED, PEER_ALREADY_ENABLED = 2, 3, 704  # runtime errors, numbered alike by both vendors
+CAPTURE_ERRORS = range(900, 910)
+SHARE = "KOSMOS_SHARE_GPU"
+
+_lock = threading.Lock()
+_users: dict[tuple[str, int], weakref.WeakSet[CupyDevice]] = {}  # devices of this process, by kind and ordinal
+
+
+class GpuError(KosmosError):
+    """A call of the GPU's runtime failed. `status` is the runtime's own number."""
+
+    def __init__(self, message: str, status: int):
+        self.status = status
+        super().__init__(message)
+
+
+class IpcToken(NamedTuple):
+    """What another process needs to open an allocation."""
+
+    handle: bytes | None  # 64 bytes; None: the runtime refused to make one
+    pci: str  # of the owner's GPU: ordinals differ between processes with different masks
+    ordinal: int  # in the owner's process
+    why_none: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """One operator's compiled code, as `Device._code` finds it."""
+
+    path: Path | None  # a code object or cubin to load, or else:
+    text: str  # source for the run-time compiler
+    options: tuple[str, ...]  # of that compiler
+    params_bytes: int  # size of the params struct, by the code's own metadata where there is some
+    shared_bytes: int = 0  # dynamic shared memory (LDS) of a WG
+
+
+@dataclass
+class _Opened:
+    memory: Memory
+    users: int
+
+
+_opened: dict[tuple[int, int, bytes], _Opened] = {}  # (ordinal here, owner's pid, handle): opened once a process
+
+
+def import_cupy(device: str, extra: str, want_hip: bool) -> ModuleType:
+    """CuPy built for the wanted vendor.
+
+    Raises:
+        NotAvailable: there is none, it is the other vendor's, or it does not load; names the extra to install.
+    """
+    install = f"pip install 'kosmos-raw[{extra}]'"
+    try:
+        cupy = importlib.import_module("cupy")
+    except ModuleNotFoundError as error:
+        if error.name != "cupy":
+            raise NotAvailable(f"device {device}: CuPy does not load ({error}); {install}") from error
+        raise NotAvailable(f"device {device}: needs CuPy, which is not installed; {install}") from error
+    except ImportError as error:
+        cause = next((line.strip() for line in reversed(str(error).splitlines()) if "Error" in line), str(error))
+        raise NotAvailable(
+            f"device {device}: CuPy is installed but does not load: {cause}; CuPy and the installed driver libraries "
+            f"must be of the same vendor and major version ({install}, and see LD_LIBRARY_PATH)"
+        ) from error
+    if bool(cupy.cuda.runtime.is_hip) != want_hip:
+        built = "ROCm" if cupy.cuda.runtime.is_hip else "CUDA"
+        other = "cuda" if want_hip else "hip"
+        raise NotAvailable(
+            f"device {device}: the installed CuPy {cupy.__version__} is built for {built}; uninstall it (pip list | "
+            f"grep cupy) and {install}, or use device={other!r}"
+        )
+    return cupy
+
+
+def status_of(error: BaseException) -> int | None:
+    """The runtime's number of an error that CuPy or this module raised, else None."""
+    status = getattr(error, "status", None)
+    return status if isinstance(status, int) else None
+
+
+class _Explained(AbstractContextManager[None]):
+    """See CupyDevice.explained. A class, for a generator would cost more than the launch that it surrounds."""
+
+    __slots__ = ("advice", "device", "doing")
+
+    def __init__(self, device: CupyDevice, doing: str, advice: str):
+        self.device, self.doing, self.advice = device, doing, advice
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if not isinstance(error, RuntimeError) or isinstance(error, KosmosError):
+            return
+        status = status_of(error)
+        if status is None:
+            return
+        if status in CAPTURE_ERRORS:
+            raise self.device._capture_error("a stream of this process", error) from error
+        where = f"device {self.device.name}:{self.device.index}"
+        raise GpuError(
+            f"{where}: {self.doing}: {error}" + (f"; {self.advice}" if self.advice else ""), status
+        ) from error
+
+
+class CupyKernel(Kernel):
+    """An operator's entry point, loaded on one device."""
+
+    def __init__(self, device: CupyDevice, op: str, code: Code):
+        self.op = op
+        self._device = device
+        constants = report.target_constants(device.target)
+        self.tile = Tile(constants["TILE_M"], constants["TILE_N"])
+        self.threads = constants["WG_THREADS"]
+        self.params_bytes = code.params_bytes
+        self._shared_bytes = code.shared_bytes
+        cupy = device.cupy
+        with device.current(), device.explained(f"loading {op}", f"the code is built for {device.target}"):
+            # get_function loads the module on the current device, now.
+            if code.path is not None:
+                module = cupy.RawModule(path=str(code.path))
+            else:
+                module = cupy.RawModule(code=code.text, options=code.options, backend="nvrtc")
+            raw = module.get_function(f"{op}_main")
+            if code.shared_bytes:
+                device._allow_shared(raw, code.shared_bytes)
+            self.scratch_bytes = int(raw.local_size_bytes)  # a lane's; not 0: a spill or a copied struct
+            self._most_threads = int(raw.max_threads_per_block)
+            self._function = raw.kernel  # RawKernel looks this up at every call
+        self._check()
+
+    def _check(self) -> None:
+        device = self._device
+        if self.threads > self._most_threads:
+            raise NotAvailable(
+                f"{self.op}: a WG has {self.threads} threads, the code on {device.describe()} takes "
+                f"{self._most_threads}"
+            )
+        with device.current(), device.explained(f"asking for the occupancy of {self.op}"):
+            loaded = device._loaded_params_bytes(self._function.ptr)
+            if loaded is not None:
+                self.params_bytes = loaded
+            resident = device._occupancy(self._function.ptr, self.threads, self._shared_bytes)
+        if resident < 1:
+            raise NotAvailable(
+                f"{self.op}: no WG of {self.threads} threads and {self._shared_bytes:,} bytes of dynamic shared memory "
+                f"fits on a compute unit of {device.describe()}"
+            )
+
+    def launch(self, params: np.ndarray, workgroups: int) -> None:
+        device = self._device
+        if params.shape != (1,) or params.nbytes != self.params_bytes:
+            # Neither CuPy nor the driver compares sizes: a short struct is read past its end.
+            raise KosmosError(
+                f"{self.op}: params has {params.shape} elements of {params.itemsize} bytes, the compiled kernel wants "
+                f"one of {self.params_bytes}; kernel and package are not of the same version"
+            )
+        most = device.max_workgroups
+        if not 1 <= workgroups <= most:
+            raise NotAvailable(
+                f"{self.op}: {workgroups} workgroups, want 1 to {most}: all must be resident at once on "
+                f"{device.describe()}"
+            )
+        with device.current():
+            device.refuse_capture(device.stream, "the device's stream")
+            with device.explained(f"launching {self.op} with {workgroups} workgroups of {self.threads} threads"):
+                self._function(
+                    (workgroups,), (self.threads,), (params,), shared_mem=self._shared_bytes, stream=device.stream
+                )
+
+
+class CupyDevice(Device):
+    """One rank's GPU. Makes it the current device of the calling thread, which must be the thread that uses it.
+
+    Args:
+        index: the rank's number on this node: ordinal of its GPU, unless GPUs are shared.
+        ranks: ranks on this node.
+        share: whether ranks may share a GPU when there are fewer GPUs than ranks; each then gets its part of the
+            compute units. None asks KOSMOS_SHARE_GPU=1. Ranks that are processes take turns: right, but slow.
+        workgroups_cap: upper limit of `max_workgroups`.
+    Raises:
+        NotAvailable: no such GPU, a package is missing, or something here is known not to work; with the remedy.
+    """
+
+    target: str  # of the compiled code: "gfx950", "sm_90a"
+    extra: str  # of this package, with what the device needs
+    masks: tuple[str, ...]  # environment variables that hide GPUs
+    queues_variable: str  # environment variable: hardware queues a process and GPU
+    queues_default: int
+
+    def __init__(self, index: int = 0, ranks: int = 1, *, share: bool | None = None, workgroups_cap: int | None = None):
+        if not 0 <= index < ranks or ranks > MAX_RANKS:
+            raise ValueError(
+                f"device {self.name}: index is {index} of {ranks} ranks, want 0 <= index < ranks <= {MAX_RANKS}"
+            )
+        self.cupy = self._import()
+        self.xp = self.cupy
+        self._runtime = self.cupy.cuda.runtime
+        self._pid = os.getpid()
+        self._ranks = ranks
+        self._closed = False
+        self.trace_rows = report.target_constants(self.target)["TRACE_ROWS"]
+        share = os.environ.get(SHARE) == "1" if share is None else share
+        self.index, self.sharers = self._place(index, ranks, self._count_devices(), share)
+        self._gpu = self.cupy.cuda.Device(self.index)
+        self._gpu.use()
+        self._properties = self._runtime.getDeviceProperties(self.index)
+        self._check_device()
+        self._max_workgroups = self._count_workgroups(workgroups_cap)
+        self._check_queues()
+        self.stream = self._make_stream()
+        self._mine = self.cupy.cuda.Event(disable_timing=True)
+        self._callers = self.cupy.cuda.Event(disable_timing=True)
+
+    # -- what hip.py and cuda.py say
+
+    @abstractmethod
+    def _import(self) -> ModuleType:
+        """CuPy, and whatever else the device needs."""
+
+    @abstractmethod
+    def _check_device(self) -> None:
+        """Refuses a GPU or an environment that cannot work, warns about one that may not."""
+
+    @abstractmethod
+    def _code(self, op: str) -> Code: ...
+
+    @abstractmethod
+    def _occupancy(self, function: int, threads: int, shared_bytes: int) -> int:
+        """WGs of the loaded function that fit on one compute unit."""
+
+    def _loaded_params_bytes(self, function: int) -> int | None:
+        """Size of the params struct by the driver's word, where it can be asked."""
+        return None
+
+    def _allow_shared(self, raw: Any, nbytes: int) -> None:
+        """Lets a kernel use more dynamic shared memory than the default."""
+
+    def _allocate_signals(self, nbytes: int) -> int:
+        return int(self._runtime.malloc(nbytes))
+
+    @abstractmethod
+    def _allocate_host(self, nbytes: int) -> tuple[int, int, Callable[[], None]]:
+        """Pinned mapped host memory: its address for the host, its address for kernels, and how to free it."""
+
+    def _make_stream(self) -> Any:
+        return self.cupy.cuda.Stream(non_blocking=True)
+
+    def _ipc_advice(self) -> str:
+        """What to look at when IPC fails."""
+        return "ranks of different containers need shared IPC and PID namespaces"
+
+    # -- which GPU
+
+    def _masks_in_words(self) -> str:
+        return ", ".join(f"{name}={os.environ.get(name, 'not set')!s}" for name in self.masks)
+
+    def _count_devices(self) -> int:
+        try:
+            count = int(self._runtime.getDeviceCount())
+        except RuntimeError as error:
+            if status_of(error) == NOT_INITIALIZED:
+                raise NotAvailable(
+                    f"device {self.name}: the GPU runtime does not work in a forked process ({error}); start ranks "
+                    "with kosmos_raw.launch, mpirun or multiprocessing's spawn, and touch no GPU before"
+                ) from error
+            raise NotAvailable(
+                f"device {self.name}: no GPU is visible ({error}); {self._masks_in_words()}; "
+                "a mask that names a GPU that is not there hides all behind it"
+            ) from error
+        if count < 1:
+            raise NotAvailable(f"device {self.name}: no GPU is visible; {self._masks_in_words()}")
+        return count
+
+    def _place(self, index: int, ranks: int, count: int, share: bool) -> tuple[int, int]:
+        """Ordinal of the rank's GPU, and how many ranks use it."""
+        if ranks > count and not share:
+            raise NotAvailable(
+                f"device {self.name}: {ranks} ranks, but this process sees {count} GPU(s); {self._masks_in_words()}. "
+                f"Every rank must see the GPUs of all ranks. To let ranks share GPUs set {SHARE}=1 (right, but slow)"
+            )
+        ordinal = index % count
+        return ordinal, len(range(ordinal, ranks, count))
+
+    def _count_workgroups(self, cap: int | None) -> int:
+        # Device.attributes has wrong numbers on ROCm: CuPy passes an old HIP's attribute numbers to HIP 7.
+        units = int(self._properties["multiProcessorCount"])
+        most = units // self.sharers
+        if cap is not None:
+            if cap < 1:
+                raise ValueError(f"device {self.name}: workgroups_cap is {cap}, want 1 or more")
+            most = min(most, cap)
+        if most < 1:
+            raise NotAvailable(f"device {self.name}: {units} compute units, too few for {self.sharers} ranks")
+        return most
+
+    def _check_queues(self) -> None:
+        # Ranks as threads of one process: a kernel that waits blocks every stream of its hardware queue, also the one
+        # whose kernel it waits for.
+        with _lock:
+            here = _users.setdefault((self.name, self.index), weakref.WeakSet())
+            queues = os.environ.get(self.queues_variable, "")
+            most = int(queues) if queues.isdigit() else self.queues_default
+            if len(here) >= most:
+                raise NotAvailable(
+                    f"device {self.name}: {len(here)} ranks of this process use GPU {self.index} already, and it has "
+                    f"{most} hardware queues here; set {self.queues_variable}={len(here) + 1} or use processes"
+                )
+            here.add(self)
+
+    @property
+    def max_workgroups(self) -> int:
+        return self._max_workgroups
+
+    @property
+    def default_workgroups(self) -> int:
+        return self._max_workgroups
+
+    @property
+    def compute_units(self) -> int:
+        """Compute units (AMD) or SMs (NVIDIA) of the whole GPU."""
+        return int(self._properties["multiProcessorCount"])
+
+    @property
+    def pci(self) -> str:
+        """PCI address: what system tools and other processes call this GPU, whatever its ordinal is here."""
+        return str(self._runtime.deviceGetPCIBusId(self.index))
+
+    @property
+    def gpu_name(self) -> str:
+        name = self._properties["name"]
+        return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+
+    # -- current device, errors, streams
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Makes the GPU the calling thread's current one inside a `with` block."""
+        if os.getpid() != self._pid:
+            raise KosmosError(
+                f"device {self.name}: was opened by process {self._pid} and this is its fork {os.getpid()}; GPU "
+                "runtimes do not survive fork: open the device in the process that uses it, and start that with spawn"
+            )
+        if self._closed:
+            raise KosmosError(f"device {self.name}: GPU {self.index} is closed")
+        return self._gpu
+
+    def explained(self, doing: str, advice: str = "") -> AbstractContextManager[None]:
+        """Errors of the runtime or driver inside the block become GpuError: what was done, what was said."""
+        return _Explained(self, doing, advice)
+
+    def refuse_capture(self, stream: Any, which: str) -> None:
+        """Raises KosmosError when `stream` is being captured into a graph."""
+        try:
+            capturing = stream.is_capturing()
+        except RuntimeError as error:
+            if status_of(error) in CAPTURE_ERRORS:
+                raise self._capture_error(which, error) from error
+            return  # a runtime without the question captures nothing
+        if capturing:
+            raise self._capture_error(which)
+
+    def _capture_error(self, which: str, error: BaseException | None = None) -> KosmosError:
+        said = f" ({error})" if error else ""
+        return KosmosError(
+            f"device {self.name}: {which} is being captured into a graph{said}; a replay would repeat the launch with "
+            "an old epoch and hang. Call operators outside of the capture"
+        )
+
+    def wait_for_caller(self) -> None:
+        """Work queued on `stream` from now on starts after what the caller's current CuPy stream holds now."""
+        with self.current():
+            caller = self.cupy.cuda.get_current_stream()
+            if caller.ptr == self.stream.ptr:
+                return
+            self.refuse_capture(caller, "the current stream")
+            with self.explained("waiting for the current stream"):
+                self._callers.record(caller)
+                self.stream.wait_event(self._callers)
+
+    def caller_waits(self) -> None:
+        """Work queued on the caller's current CuPy stream from now on starts after what `stream` holds now. Without it
+        CuPy may also give an operand's memory away while a kernel still uses it."""
+        with self.current():
+            caller = self.cupy.cuda.get_current_stream()
+            if caller.ptr == self.stream.ptr:
+                return
+            with self.explained("making the current stream wait"):
+                self._mine.record(self.stream)
+                caller.wait_event(self._mine)
+
+    def synchronize(self) -> None:
+        """Waits for everything queued on `stream` and on the caller's current stream."""
+        self.wait_for_caller()
+        with self.current(), self.explained("waiting for the GPU", "after a fault in a kernel the process must end"):
+            self.stream.synchronize()
+
+    def record(self) -> Any:
+        """An event with a time, at this point of `stream`."""
+        with self.current():
+            event = self.cupy.cuda.Event()
+            event.record(self.stream)
+            return event
+
+    def elapsed_ms(self, a: Any, b: Any) -> float:
+        """Milliseconds from event `a` to event `b` of `record`; waits for `b`."""
+        with self.current(), self.explained("waiting for an event"):
+            b.synchronize()
+            return float(self.cupy.cuda.get_elapsed_time(a, b))
+
+    def dlpack_stream(self) -> int:
+        """The caller's current stream, as __dlpack__(stream=) wants it."""
+        with self.current():
+            pointer = int(self.cupy.cuda.get_current_stream().ptr)
+        legacy = 0 if self._runtime.is_hip else 1  # DLPack's number of the null stream
+        return pointer or legacy
+
+    # -- memory
+
+    def allocate(self, nbytes: int, *, signals: bool = False, shared: bool = False) -> Memory:
+        """A raw allocation, zeroed, of whole 2 MiB. Never from CuPy's pool: a handle names a whole allocation."""
+        nbytes = max(1, -(-nbytes // GRANULE)) * GRANULE
+        with self.current():
+            try:
+                with self.explained(f"allocating {nbytes:,} bytes"):
+                    address = self._allocate_signals(nbytes) if signals else int(self._runtime.malloc(nbytes))
+            except GpuError as error:
+                if error.status != OUT_OF_MEMORY:
+                    raise
+                free, total = self._runtime.memGetInfo()
+                raise NotAvailable(
+                    f"device {self.name}:{self.index}: no room for {nbytes:,} bytes: {free:,} of {total:,} bytes are "
+                    "free; lower arena_bytes=, or free CuPy's pool (cupy.get_default_memory_pool().free_all_blocks())"
+                ) from error
+            with self.explained("zeroing new memory"):
+                self._runtime.memsetAsync(address, 0, nbytes, self.stream.ptr)
+                self.stream.synchronize()  # peers may write into it as soon as they have it
+        return Memory(address, nbytes, keep=self)
+
+    def free(self, memory: Memory) -> None:
+        """Frees what `allocate` gave. Waits for kernels that still run. A second call does nothing."""
+        if memory.opened:
+            raise ValueError(f"free: the memory at {memory.address:#x} is another rank's; close it")
+        if memory.keep is None:
+            return
+        memory.keep = None
+        with self.current(), self.explained("freeing memory"):
+            self._runtime.free(memory.address)
+
+    def _export_token(self, memory: Memory) -> IpcToken:
+        if memory.opened or memory.keep is None:
+            raise ValueError("export: want a whole allocation of this device, not freed; a peer's cannot be passed on")
+        handle, why = None, ""
+        with self.current():
+            try:
+                handle = bytes(self._runtime.ipcGetMemHandle(memory.address))
+            except RuntimeError as error:  # told to whoever needs the handle: ranks that are threads do not
+                why = str(error)
+        return IpcToken(handle, self.pci, self.index, why)
+
+    def _open_token(self, handle: Handle) -> Memory:
+        token: IpcToken = handle.token
+        if token.handle is None:
+            raise NotAvailable(
+                f"device {self.name}: process {handle.pid} could not export its memory: {token.why_none}; "
+                f"{self._ipc_advice()}"
+            )
+        with self.current():
+            try:
+                ordinal = int(self._runtime.deviceGetByPCIBusId(token.pci))
+            except RuntimeError as error:
+                raise NotAvailable(
+                    f"device {self.name}: the GPU {token.pci} of process {handle.pid} is not visible in this process "
+                    f"({error}); {self._masks_in_words()}; every rank must see the GPUs of all ranks"
+                ) from error
+            self._reach(ordinal, token.pci)
+            key = (self.index, handle.pid, token.handle)
+            with _lock:
+                known = _opened.get(key)
+                if known is None:
+                    known = _opened[key] = _Opened(self._open_new(handle, token), 0)
+                known.users += 1
+            return Memory(known.memory.address, handle.nbytes, keep=key, opened=True)
+
+    def _open_new(self, handle: Handle, token: IpcToken) -> Memory:
+        pair = f"{self.pci} (this process) and {token.pci} (process {handle.pid})"
+        try:
+            address = int(self._runtime.ipcOpenMemHandle(token.handle, LAZY_PEER_ACCESS))
+        except RuntimeError as error:
+            raise NotAvailable(
+                f"device {self.name}: cannot open memory of another process, GPUs {pair}: {error}; {self._ipc_advice()}"
+            ) from error
+        word = np.zeros(1, np.uint32)
+        with self.explained(f"reading the first word over IPC, GPUs {pair}", self._ipc_advice()):
+            # A mapping that cannot be read should fail here, not in a kernel.
+            self._runtime.memcpy(word.ctypes.data, address, word.nbytes, DEVICE_TO_HOST)
+        return Memory(address, handle.nbytes, opened=True)
+
+    def _reach_own(self, handle: Handle) -> None:
+        """Ranks as threads of one process: no IPC, only peer access to another GPU."""
+        with self.current():
+            self._reach(handle.token.ordinal, handle.token.pci)
+
+    def _reach(self, ordinal: int, pci: str) -> None:
+        """Lets kernels of this GPU use memory of GPU `ordinal`; called with this GPU current."""
+        if ordinal == self.index:
+            return
+        if not self._runtime.deviceCanAccessPeer(self.index, ordinal):
+            raise NotAvailable(
+                f"device {self.name}: GPU {self.index} ({self.pci}) cannot use memory of GPU {ordinal} ({pci}); ranks "
+                "need GPUs that are linked (NVLink, XGMI or PCIe without ACS), whole ones rather than slices"
+            )
+        try:
+            self._runtime.deviceEnablePeerAccess(ordinal)
+        except RuntimeError as error:
+            if status_of(error) != PEER_ALREADY_ENABLED:
+                raise NotAvailable(
+                    f"device {self.name}: enabling peer access from GPU {self.index} to {ordinal}: {error}"
+                ) from error
+
+    def close(self, memory: Memory) -> None:
+        """Undoes `open`; the last user of a mapping unmaps it. A second call does nothing."""
+        if not memory.opened:
+            raise ValueError(f"close: the memory at {memory.address:#x} is this rank's own; free it")
+        key, memory.keep = memory.keep, None
+        if key is None:  # of this process, or closed already
+            return
+        with self.current(), _lock:
+            known = _opened[key]
+            known.users -= 1
+            if known.users == 0:
+                del _opened[key]
+                with self.explained("closing memory of another process"):
+                    self._runtime.ipcCloseMemHandle(known.memory.address)
+
+    def host_words(self, count: int) -> tuple[np.ndarray, int]:
+        """Pinned and mapped; freed when the array and all its views are gone."""
+        with self.current(), self.explained("allocating pinned host memory"):
+            host, address, free = self._allocate_host(4 * count)
+        ctypes.memset(host, 0, 4 * count)
+        words = (ctypes.c_uint32 * count).from_address(host)
+
+        def release() -> None:
+            if os.getpid() == pid:  # a fork has no driver
+                with suppress(RuntimeError):  # nor is there one to tell after a fault
+                    free()
+
+        pid = self._pid
+        weakref.finalize(words, release).atexit = False  # NumPy keeps `words`; at exit the driver frees by itself
+        return np.frombuffer(words, np.uint32), address  # type: ignore[call-overload]
+
+    def array(self, address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> Any:
+        dtype = np.dtype(dtype)
+        nbytes = max(1, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+        with self.current():
+            # This GPU's number also for a peer's memory: by the owner's number CuPy would copy through the other GPU.
+            memory = self.cupy.cuda.UnownedMemory(address, nbytes, owner, self.index)
+            return self.cupy.ndarray(shape, dtype, self.cupy.cuda.MemoryPointer(memory, 0))
+
+    def address_of(self, array: Any) -> int:
+        return int(array.data.ptr)
+
+    def to_host(self, address: int, nbytes: int) -> bytes:
+        """After everything queued before, on `stream` and on the caller's current stream."""
+        out = np.empty(nbytes, np.uint8)
+        self.wait_for_caller()
+        with self.current(), self.explained("copying to the host"):
+            self._runtime.memcpyAsync(out.ctypes.data, address, nbytes, DEVICE_TO_HOST, self.stream.ptr)
+            self.stream.synchronize()
+        return out.tobytes()
+
+    def zero(self, address: int, nbytes: int) -> None:
+        with self.current(), self.explained("zeroing memory"):
+            self._runtime.memsetAsync(address, 0, nbytes, self.stream.ptr)
+
+    # -- work
+
+    def kernel(self, op: str) -> CupyKernel:
+        return CupyKernel(self, op, self._code(op))
+
+    def close_device(self) -> None:
+        """Lets the stream go. Peer access stays, for other communicators of this process may use it."""
+        if self._closed:
+            return
+        self._closed = True
+        with _lock:
+            users = _users.get((self.name, self.index))
+            if users is not None:
+                users.discard(self)
+        if os.getpid() == self._pid:
+            with self._gpu:
+                self._drop_stream()
+
+    def _drop_stream(self) -> None:
+        self.stream = None
+
+    def describe(self) -> str:
+        shared = f", shared by {self.sharers} ranks" if self.sharers > 1 else ""
+        return (
+            f"{self.name}:{self.index} {self.gpu_name} at {self.pci}, {self.compute_units} compute units, at most "
+            f"{self.max_workgroups} workgroups{shared}"
+        )

@@ -1,0 +1,220 @@
+"""AMD MI350X and MI355X: CuPy-ROCm for arrays, modules, streams and events, hip-python for what CuPy lacks (kinds of
+memory, mapped host memory, CU masks, occupancy). Both must sit on one and the same HIP runtime.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..build import gfx950, inline, report
+from ..errors import NotAvailable
+from .cupy_common import Code, CupyDevice, GpuError, import_cupy
+
+ARCH = "gfx950"
+UNCACHED = 3  # hipDeviceMallocUncached, which hip-python does not name: no L2 keeps these words from a peer
+HOST_FLAGS = 0x40000000 | 2 | 1  # hipHostMallocCoherent | Mapped | Portable
+RUNTIME_COMPILER = ("-std=c++20", "-O3")
+FIXED_ROCM = (7, 0, 2)  # before it host memory was not coherent for kernels on gfx950
+CU_MASKS = ("HSA_CU_MASK", "ROC_GLOBAL_CU_MASK")  # take compute units away without changing their count
+
+
+class Hip:
+    """hip-python with exceptions. Every call of it returns (error, results...); here `hip.hipMalloc(n)` returns the
+    results alone, or raises GpuError with the call's name."""
+
+    def __init__(self, module: Any):
+        self._module = module
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function = getattr(self._module, name)
+
+        def call(*arguments: Any) -> Any:
+            try:
+                error, *results = function(*arguments)
+            except RuntimeError as missing:  # hip-python looks for the library and for each function at the first call
+                raise NotAvailable(
+                    f"device hip: {name}: {missing}; hip-python wants libamdhip64.so without a version number beside "
+                    "libamdhip64.so.7: install ROCm's development package, or make that link and set ROCM_PATH"
+                ) from missing
+            if int(error):
+                raise GpuError(f"device hip: {name}: {getattr(error, 'name', 'error')} ({int(error)})", int(error))
+            return results[0] if len(results) == 1 else tuple(results) or None
+
+        return call
+
+
+class HipDevice(CupyDevice):
+    """One rank's MI350X or MI355X. See CupyDevice for the other arguments.
+
+    Args:
+        compute_units: numbers of the compute units that kernels may use; None takes all. Number i lies on XCD i % 8:
+            a block of 8 takes one of each. Such a stream is a blocking one: it and the null stream wait for each other.
+    """
+
+    name = "hip"
+    target = "gfx950"
+    extra = "rocm"
+    tick_hz = 100_000_000  # s_memrealtime
+    masks = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+    queues_variable = "GPU_MAX_HW_QUEUES"
+    queues_default = 4
+
+    def __init__(
+        self,
+        index: int = 0,
+        ranks: int = 1,
+        *,
+        share: bool | None = None,
+        workgroups_cap: int | None = None,
+        compute_units: range | None = None,
+    ):
+        self._units = compute_units
+        super().__init__(index, ranks, share=share, workgroups_cap=workgroups_cap)
+
+    def _import(self) -> ModuleType:
+        cupy = import_cupy(self.name, self.extra, want_hip=True)
+        try:
+            self.hip = Hip(importlib.import_module("hip").hip)
+        except (ImportError, AttributeError) as error:
+            raise NotAvailable(
+                f"device hip: needs hip-python, which does not load ({error}); pip install 'kosmos-raw[rocm]'"
+            ) from error
+        return cupy
+
+    def _check_device(self) -> None:
+        arch = self._properties["gcnArchName"]
+        arch = arch.decode() if isinstance(arch, bytes) else str(arch)
+        if arch.split(":")[0] != ARCH:
+            raise NotAvailable(
+                f"device hip: GPU {self.index} ({self.gpu_name}) is {arch}, want {ARCH} (MI350X, MI355X): the kernels "
+                "are built for nothing else; use device='cpu'"
+            )
+        self.hip.hipSetDevice(self.index)  # loads hip-python's library, if it is another than CuPy's
+        libraries = hip_libraries()
+        if len(libraries) > 1:
+            raise NotAvailable(
+                f"device hip: two HIP runtimes are loaded, {' and '.join(libraries)}: CuPy takes libamdhip64.so.7, "
+                "hip-python libamdhip64.so; make the second a link to the first, or set ROCM_PATH and LD_LIBRARY_PATH "
+                "to one ROCm"
+            )
+        version = rocm_version(libraries)
+        if version is not None and version < FIXED_ROCM:
+            _warn(
+                f"ROCm {'.'.join(map(str, version))}: before 7.0.2 kernels on {ARCH} may see old values of host "
+                "memory, so that a lost rank is noticed only when a wait ends by itself; install ROCm 7.0.2 or later"
+            )
+        if self._ranks > 1 and os.environ.get("HSA_ENABLE_IPC_MODE_LEGACY") == "1":
+            _warn(
+                "HSA_ENABLE_IPC_MODE_LEGACY=1 breaks hipIpcGetMemHandle on newer Linux kernels; unset it, or set it to "
+                "0 (images for vLLM often set it)"
+            )
+
+    def _count_workgroups(self, cap: int | None) -> int:
+        hidden = [f"{name}={os.environ[name]}" for name in CU_MASKS if os.environ.get(name)]
+        if hidden and cap is None and self._units is None:
+            raise NotAvailable(
+                f"device hip: {', '.join(hidden)} takes compute units away, and HIP still counts "
+                f"{self._properties['multiProcessorCount']}: a grid of that size would never be resident; unset it, or "
+                "pass workgroups_cap="
+            )
+        most = super()._count_workgroups(cap)
+        if self._units is None:
+            return most
+        last = int(self._properties["multiProcessorCount"]) - 1
+        if not self._units or min(self._units) < 0 or max(self._units) > last:
+            raise ValueError(f"device hip: compute_units is {self._units}, want numbers from 0 to {last}, one or more")
+        return min(most, len(self._units))
+
+    def _make_stream(self) -> Any:
+        self._masked = None
+        if self._units is None:
+            return super()._make_stream()
+        mask = sum(1 << unit for unit in self._units)
+        words = [mask >> bit & 0xFFFFFFFF for bit in range(0, int(self._properties["multiProcessorCount"]), 32)]
+        self._masked = _Masked(int(self.hip.hipExtStreamCreateWithCUMask(len(words), words)))
+        return self.cupy.cuda.Stream.from_external(self._masked)
+
+    def _drop_stream(self) -> None:
+        super()._drop_stream()
+        if self._masked is not None:
+            self.hip.hipStreamDestroy(self._masked.address)
+            self._masked = None
+
+    def _allocate_signals(self, nbytes: int) -> int:
+        return int(self.hip.hipExtMallocWithFlags(nbytes, UNCACHED))
+
+    def _allocate_host(self, nbytes: int) -> tuple[int, int, Callable[[], None]]:
+        host = int(self.hip.hipHostMalloc(nbytes, HOST_FLAGS))
+        free = self.hip.hipHostFree
+        return host, int(self.hip.hipHostGetDevicePointer(host, 0)), lambda: free(host)
+
+    def _code(self, op: str) -> Code:
+        if gfx950.missing() is not None:
+            return Code(None, inline.source_text(op), RUNTIME_COMPILER, report.python_param_bytes(op))
+        built = gfx950.code_object(op)
+        kernel = next(found for found in report.gfx950(built) if found.kernel == f"{op}_main")
+        if len(kernel.arguments) != 1:
+            raise NotAvailable(
+                f"{op}: the code object takes {len(kernel.arguments)} arguments, want one, the params struct"
+            )
+        return Code(built.code_object, "", (), kernel.arguments[0])
+
+    def _occupancy(self, function: int, threads: int, shared_bytes: int) -> int:
+        return int(self.hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, shared_bytes))
+
+    def _ipc_advice(self) -> str:
+        legacy = os.environ.get("HSA_ENABLE_IPC_MODE_LEGACY", "not set")
+        return (
+            f"look first at HSA_ENABLE_IPC_MODE_LEGACY={legacy} (0 works with newer Linux kernels); all ranks need one "
+            "IPC and one PID namespace (containers: --ipc=host --pid=host), and bare metal iommu=pt; "
+            f"{self._masks_in_words()}"
+        )
+
+    def describe(self) -> str:
+        rocm = rocm_version(hip_libraries())
+        said = f"ROCm {'.'.join(map(str, rocm))}" if rocm else f"HIP runtime {self._runtime.runtimeGetVersion()}"
+        units = f", on compute units {self._units}" if self._units is not None else ""
+        return f"{super().describe()}{units} (CuPy {self.cupy.__version__}, {said})"
+
+
+class _Masked:
+    """A stream of hip-python, as CuPy takes foreign streams."""
+
+    def __init__(self, address: int):
+        self.address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.address
+
+
+def hip_libraries() -> list[str]:
+    """Files of the HIP runtimes that this process has loaded; one, if all is well."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    return sorted({line.split(maxsplit=5)[5] for line in lines if "/libamdhip64.so" in line})
+
+
+def rocm_version(libraries: list[str]) -> tuple[int, ...] | None:
+    """Version of the ROCm that a runtime library belongs to, by the file .info/version; None when there is none.
+    (HIP's own number does not tell ROCm 7.0.1 from 7.0.2.)"""
+    roots = [Path(library).resolve().parents[1] for library in libraries]
+    roots += [Path(os.environ[name]) for name in ("ROCM_PATH", "ROCM_HOME") if os.environ.get(name)]
+    for root in roots:
+        try:
+            text = (root / ".info" / "version").read_text().strip()
+            return tuple(int(part) for part in text.split("-")[0].split(".")[:3])
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _warn(message: str) -> None:
+    warnings.warn(f"device hip: {message}", RuntimeWarning, stacklevel=3)
