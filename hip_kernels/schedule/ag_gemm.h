@@ -99,6 +99,7 @@ struct AgGemmSchedule {
       target::acquire(DEVICE_SCOPE);  // pairs with the first release in finish
     }
     if (w.kind == DRAIN && p.m.rows(g.rank)) {  // nobody reads, nor reports on, an empty shard
+      // No acquire: it is the next launch that writes the shard, and the end of this one orders that.
       for (u32 i = 0; i < peers(); i++)
         if (!wait_at_least(g, w, &own_signals(g).reads_done[peer_at(i)], g.epoch, SYSTEM_SCOPE)) return false;
     }

@@ -173,7 +173,7 @@ def sm90_remarks(ptx: str, log: str) -> list[str]:
     return remarks
 
 
-_HEADERS = {"gfx950": ("gfx950.h", "gfx950_run.h"), "sm_90a": ("sm90.h", "sm90_run.h")}
+_HEADERS = {"gfx950": ("gfx950.h", "gfx950_tile.h", "gfx950_run.h"), "sm_90a": ("sm90.h", "sm90_run.h")}
 
 
 def target_constants(target: str, folder: Path | None = None) -> dict[str, int]:

@@ -66,7 +66,6 @@ class Code:
     text: str  # source for the run-time compiler
     options: tuple[str, ...]  # of that compiler
     params_bytes: int  # size of the params struct, by the code's own metadata where there is some
-    shared_bytes: int = 0  # dynamic shared memory (LDS) of a WG
 
 
 @dataclass
@@ -145,7 +144,7 @@ class CupyKernel(Kernel):
         self.tile = Tile(constants["TILE_M"], constants["TILE_N"])
         self.threads = constants["WG_THREADS"]
         self.params_bytes = code.params_bytes
-        self._shared_bytes = code.shared_bytes
+        self._shared_bytes = constants.get("DYNAMIC_SHARED_BYTES", 0)  # a target without it uses static memory only
         cupy = device.cupy
         with device.current(), device.explained(f"loading {op}", f"the code is built for {device.target}"):
             # get_function loads the module on the current device, now.
@@ -154,8 +153,8 @@ class CupyKernel(Kernel):
             else:
                 module = cupy.RawModule(code=code.text, options=code.options, backend="nvrtc")
             raw = module.get_function(f"{op}_main")
-            if code.shared_bytes:
-                device._allow_shared(raw, code.shared_bytes)
+            if self._shared_bytes:
+                device._allow_shared(raw, self._shared_bytes)
             self.scratch_bytes = int(raw.local_size_bytes)  # a lane's; not 0: a spill or a copied struct
             self._most_threads = int(raw.max_threads_per_block)
             self._function = raw.kernel  # RawKernel looks this up at every call

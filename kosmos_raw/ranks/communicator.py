@@ -187,7 +187,9 @@ class Communicator:
         if self._trace:
             self.device.zero(self._trace.memory.address, self._trace.memory.nbytes)
         self._unchecked = op
+        self.device.wait_for_caller()  # the kernel, for inputs that the caller's stream is still making
         kernel.launch(params, self.workgroups)
+        self.device.caller_waits()  # the caller's stream, for the result
         if not self.device.queues_launches:
             self.synchronize()
 

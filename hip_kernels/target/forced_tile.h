@@ -1,0 +1,38 @@
+// The forced target's GEMM tile: tiny, and exact for small integers.
+#pragma once
+#include "../kernels/tile_operands.h"
+#include "../work/bf16.h"
+
+namespace target {
+constexpr u32 TILE_M = 4, TILE_N = 16, MAX_K = 16;  // the most; a launch's own tile comes in its params
+
+struct Lines {
+  float at[16][16] = {};
+};
+
+inline void read_lines(Lines& to, const Vec16* from, u32 lines, u32 elements, u32 ld) {
+  if (lines > 16 || elements > 16) abort();
+  for (u32 i = 0; i < lines; i++)
+    for (u32 k = 0; k < elements; k += 8) {
+      const Vec16 v = read(from + (i * ld + k) / 8);
+      for (u32 j = 0; j < 8; j++) to.at[i][k + j] = from_bf16((j < 4 ? v.lo : v.hi) >> j % 4 * 16 & 0xffff);
+    }
+}
+
+template <class Op> void gemm_tile(const typename Op::Params& p, const Work& w) {
+  constexpr bool A_BY_K = layout<Op>() == NT, B_BY_K = layout<Op>() != TN;  // lines are k
+  const TileOperands t = Op::operands(p, w);
+  Lines a, b;
+  read_lines(a, t.a, A_BY_K ? t.K : t.rows, A_BY_K ? t.rows : t.K, t.lda);
+  read_lines(b, t.b, B_BY_K ? t.K : t.cols, B_BY_K ? t.cols : t.K, t.ldb);
+  for (u32 r = 0; r < t.rows; r++)
+    for (u32 c = 0; c < t.cols; c += 4) {
+      float sum[4] = {};
+      for (u32 j = 0; j < 4 && c + j < t.cols; j++)
+        for (u32 k = 0; k < t.K; k++)
+          sum[j] += (A_BY_K ? a.at[k][r] : a.at[r][k]) * (B_BY_K ? b.at[k][c + j] : b.at[c + j][k]);
+      if constexpr (requires { Op::store_f32(p, w, r, c, sum); }) Op::store_f32(p, w, r, c, sum);
+      else Op::store(p, w, r, c, pack_bf16(sum[0], sum[1], sum[2], sum[3]));
+    }
+}
+}  // namespace target

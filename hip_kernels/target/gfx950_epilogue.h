@@ -1,0 +1,97 @@
+// gfx950: from a tile's FP32 sums to where the operator wants them.
+#pragma once
+#include "../schedule/group.h"
+#include "../work/bf16.h"
+#include "gfx950_tile.h"
+
+namespace target {
+// Stores that every wave surely issues for a tile, whatever its rows and columns: the stream counts on them (see Tile::step).
+// Where the operator stores by itself nobody knows, and the next tile's first step waits for all of them.
+template <class Op> constexpr u32 sure_stores() {
+  return requires(const typename Op::Params& p, const Work& w) { Op::result(p, w); } ? 16 : 0;
+}
+
+// The instruction's rounding: to nearest even; a NaN stays one, and is quiet.
+DEVICE inline U32x2 pack(float x, float y, float z, float t) {
+  return __builtin_bit_cast(U32x2, __builtin_convertvector(vec<float, 4>{x, y, z, t}, Bf16x4));
+}
+// Lanes that hold four columns each of the same row change halves, so that both hold eight in a row.
+template <u32 ROWS> DEVICE inline auto swap_halves(u32 x, u32 y) {
+  if constexpr (ROWS == 16) return __builtin_amdgcn_permlane16_swap(x, y, false, false);
+  else return __builtin_amdgcn_permlane32_swap(x, y, false, false);
+}
+
+// Plain rows of BF16, 16 bytes a lane. Rows and columns past the end get an offset past the buffer's end, which stores
+// nothing; offsets of row and column add up, and even two such are past it. No branch, so the count of stores is exact.
+template <Layout L, u32 ROWS> DEVICE inline void store_rows(const Tile<L, ROWS>& tile, const TileResult& to, u32 rows, u32 cols) {
+  using T = Tile<L, ROWS>;
+  constexpr u32 PIECES = ROWS / 16, OUTSIDE = NOWHERE / 2;
+  const I32x4 b = buffer(to.c, OUTSIDE);
+  const auto out = __builtin_amdgcn_make_buffer_rsrc((void*)((u64)(u32)b[1] << 32 | (u32)b[0]), 0, b[2], b[3]);
+  const u32 l = rare(tile.l), group = l / ROWS;
+  u32 column_bytes[2][PIECES];
+#pragma unroll
+  for (u32 h = 0; h < 2; h++)
+#pragma unroll
+    for (u32 i = 0; i < PIECES; i++) {
+      const u32 c = T::B::row_of(h, tile.slice_b, 0) + (ROWS == 16 ? group % 2 * 16 + group / 2 * 8 : i * 16 + group * 8);
+      column_bytes[h][i] = c < cols ? c * 2 : OUTSIDE;
+    }
+#pragma unroll
+  for (u32 half = 0; half < 2; half++)
+#pragma unroll
+    for (u32 m = 0; m < T::BLOCKS_M; m++) {
+      const u32 r = T::A::row_of(half, tile.slice_a, m * ROWS + l % ROWS), row_bytes = r < rows ? r * to.ldc * 2 : OUTSIDE;
+#pragma unroll
+      for (u32 h = 0; h < 2; h++)
+#pragma unroll
+        for (u32 i = 0; i < PIECES; i++) {
+          // 16 rows: the same four columns of two neighbouring blocks. 32: columns 8 apart in one block.
+          const auto& c = tile.sums[half][h][m][0];
+          const auto& d = tile.sums[half][h][m][T::BLOCKS_N - 1];
+          constexpr u32 NEXT = ROWS == 16 ? 0 : 4;
+          const u32 x = i * 8, y = x + NEXT;
+          const U32x2 p = pack(c[x], c[x + 1], c[x + 2], c[x + 3]), q = pack(d[y], d[y + 1], d[y + 2], d[y + 3]);
+          const auto lo = swap_halves<ROWS>(p[0], q[0]), hi = swap_halves<ROWS>(p[1], q[1]);
+          __builtin_amdgcn_raw_buffer_store_b128(U32x4{lo[0], hi[0], lo[1], hi[1]}, out, row_bytes + column_bytes[h][i], 0, 0);
+        }
+    }
+}
+
+// Calls each(row, column, four sums) for every four columns of a row that a lane holds.
+template <Layout L, u32 ROWS, class Each> DEVICE inline void each_four(const Tile<L, ROWS>& tile, u32 rows, u32 cols, Each each) {
+  using T = Tile<L, ROWS>;
+  const u32 l = rare(tile.l), group = l / ROWS;
+#pragma unroll
+  for (u32 half = 0; half < 2; half++)
+#pragma unroll
+    for (u32 m = 0; m < T::BLOCKS_M; m++) {
+      const u32 row = T::A::row_of(half, tile.slice_a, m * ROWS + l % ROWS);
+#pragma unroll
+      for (u32 h = 0; h < 2; h++)
+#pragma unroll
+        for (u32 n = 0; n < T::BLOCKS_N; n++)
+#pragma unroll
+          for (u32 i = 0; i < ROWS * ROWS / 64; i += 4) {
+            const auto& c = tile.sums[half][h][m][n];
+            const u32 column = T::B::row_of(h, tile.slice_b, n * ROWS) + 2 * i + 4 * group;
+            const float four[4] = {c[i], c[i + 1], c[i + 2], c[i + 3]};
+            if (row < rows && column < cols) each(row, column, four);
+          }
+    }
+}
+
+template <class Op, class T>
+DEVICE inline void hand_over(const typename Op::Params& p, const Work& w, const T& tile, u32 rows, u32 cols) {
+  if constexpr (sure_stores<Op>() > 0)
+    store_rows(tile, Op::result(p, w), rows, cols);
+  else
+    each_four(tile, rows, cols, [&](u32 row, u32 column, const float (&four)[4]) __attribute__((always_inline)) {
+      if constexpr (requires { Op::store_f32(p, w, row, column, four); }) Op::store_f32(p, w, row, column, four);
+      else {
+        const U32x2 packed = pack(four[0], four[1], four[2], four[3]);
+        Op::store(p, w, row, column, (u64)packed[1] << 32 | packed[0]);
+      }
+    });
+}
+}  // namespace target

@@ -1,0 +1,168 @@
+// gfx950: one operand of the GEMM tile, from global memory through LDS to the matrix instructions' registers.
+//
+// Two buffers, one a K step of 64; in each a half of 128 rows of either operand is 16 KiB. Direct loads fill them: no
+// register is held while data is on its way, but a load writes 1 KiB of LDS in the order of its lanes. So a swizzle must
+// be in the lane's GLOBAL address, and again in the address from which a fragment is read.
+#pragma once
+#include "target.h"
+
+namespace target {
+template <class T, int N> using vec = T __attribute__((ext_vector_type(N)));
+using U32x2 = vec<u32, 2>;
+using U32x4 = vec<u32, 4>;
+using I32x4 = vec<int, 4>;
+using Bf16x4 = vec<__bf16, 4>;
+using Bf16x8 = vec<__bf16, 8>;
+
+#define LDS __attribute__((address_space(3)))
+using LdsBytes = LDS unsigned char;
+
+constexpr u32 TILE_K = 64;          // of a K step: 128 bytes
+constexpr u32 HALF_BYTES = 16384;   // 128 rows of one operand, one K step
+constexpr u32 BUFFER_BYTES = 32768, B_BYTES = 65536, LDS_BYTES = 131072;  // A [buffer][half], then B
+constexpr u32 NOWHERE = 1u << 31;   // a lane offset past the end of every buffer descriptor
+
+// ---- order. Unlike barrier() in gfx950.h, these wait for what they name and nothing else.
+DEVICE inline void no_motion() {
+  asm volatile("" ::: "memory");
+  __builtin_amdgcn_sched_barrier(0);
+}
+DEVICE inline void meet() {
+  no_motion();
+  __builtin_amdgcn_s_barrier();
+  no_motion();
+}
+// All but the N youngest loads and stores of this wave are complete. In asm: the compiler does not know the direct loads.
+template <int N> DEVICE inline void wait_memory() { asm volatile("s_waitcnt vmcnt(%0)" ::"n"(N) : "memory"); }
+// lgkmcnt(0), of all LDS reads and writes. The builtin, or the compiler waits again, among the multiplications.
+DEVICE inline void wait_lds() {
+  asm volatile("" ::: "memory");
+  __builtin_amdgcn_s_waitcnt(0xc07f);
+}
+// Arithmetic on what this returns stays where it is written. Else the compiler moves the address arithmetic of rare
+// branches out of the main loop, and keeps the results in registers that the loop does not have.
+DEVICE inline u32 rare(u32 x) {
+  asm volatile("" : "+v"(x));
+  return x;
+}
+
+// ---- direct loads
+DEVICE inline I32x4 buffer(const void* p, u32 bytes) {
+  const u64 a = (u64)p;
+  return {(int)from_elected((u32)a), (int)from_elected((u32)(a >> 32) & 0xffff), (int)from_elected(bytes), 0x00020000};
+}
+DEVICE inline void advance(I32x4& b, u64 bytes) {
+  const u64 a = ((u64)(u32)b[1] << 32 | (u32)b[0]) + bytes;
+  b[0] = (int)(u32)a;
+  b[1] = (int)(u32)(a >> 32);
+}
+
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Winline-asm"  // m0 as a clobber
+// 16 bytes a lane to `to` + 16 * lane. In asm, or compilers wait for all of them before LDS reads that might meet them.
+// `to` must be a pointer there, or the LDS array counts as never written and its reads are deleted. m0 needs one other
+// instruction before it is used.
+DEVICE inline void load_to_lds(I32x4 from, u32 offset, LdsBytes* to) {
+  asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dwordx4 %1, %2, 0 offen lds" ::"s"(to), "v"(offset), "s"(from)
+               : "memory", "m0");
+}
+// The same for some lanes. The others write nothing, but the load is issued, and counted, even if there are none.
+DEVICE inline void load_some_to_lds(I32x4 from, u32 offset, LdsBytes* to, u64 lanes) {
+  u64 all;
+  asm volatile("s_mov_b32 m0, %1\n\ts_mov_b64 %0, exec\n\ts_mov_b64 exec, %4\n\t"
+               "buffer_load_dwordx4 %2, %3, 0 offen lds\n\ts_mov_b64 exec, %0"
+               : "=&s"(all) : "s"(to), "v"(offset), "s"(from), "s"(lanes) : "memory", "m0");
+}
+#pragma clang diagnostic pop
+
+// One operand. ALONG_K: contiguous along K, and an LDS line is one row's 128 bytes of K; else an LDS line is one k of 128
+// rows. SHARE: rows that a wave multiplies of a half. ROWS: of a matrix instruction, 16 or 32. ("Row": of A, or column of B.)
+template <bool ALONG_K, u32 SHARE, u32 ROWS> struct Operand {
+  static constexpr u32 DEPTH = ROWS / 8, BLOCKS = SHARE / ROWS;  // fragments of a half: along K, along rows
+  static constexpr u32 LINE = ALONG_K ? 128 : 256, LINES = 1024 / LINE, CHUNKS = LINE / 16;  // LINES, CHUNKS: of a load
+
+  I32x4 from;          // descriptor of the tile, moved to the K step to be loaded next
+  u64 step_bytes;      // from one K step to the next
+  u32 offset[2][2];    // of the lane's loads: [half][which]
+  LdsBytes* to;        // the wave's first 1 KiB
+  LdsBytes* fragment[ALONG_K ? DEPTH : BLOCKS];  // where the lane's fragments begin
+
+  // Which row of the tile is row j of the share of `slice` in a half. Slices lie so that a load reads long lines.
+  static DEVICE u32 row_of(u32 half, u32 slice, u32 j) {
+    return ALONG_K ? slice * 2 * SHARE + half * SHARE + j : half * 128 + slice * SHARE + j;
+  }
+  // XORed to the number of a 16-byte chunk in LDS line `line`. Free of bank conflicts for the lanes that read together.
+  static DEVICE u32 swizzle(u32 line) {
+    if constexpr (ALONG_K) return line >> 1 & 7;
+    else return ROWS == 16 ? ((line & 3) | (line >> 1 & 4)) << 1 : (line & 3) << 2;
+  }
+  static DEVICE u32 line_of(u32 wave, u32 l, u32 which) { return (wave + 8 * which) * LINES + l / CHUNKS; }
+  static DEVICE u32 chunk_of(u32 l, u32 line) { return l % CHUNKS ^ swizzle(line); }
+
+  DEVICE void place(LdsBytes* lds, u32 wave, u32 slice, u32 l) {
+    to = lds + wave * 1024;
+    if constexpr (ALONG_K) {
+      const u32 line = l % ROWS;
+      for (u32 k = 0; k < DEPTH; k++) {
+        const u32 chunk = l / ROWS + k * (64 / ROWS);
+        fragment[k] = lds + (slice * SHARE + line) * LINE + (chunk ^ swizzle(line)) * 16;
+      }
+    } else {
+      // A transposing read: of 16 lanes, lane i gives the address of k = i / 4, rows 4 * (i % 4) .. + 3, and gets the four
+      // k of row i. Two such reads make eight k.
+      const u32 group = l / 16, i = l % 16, k = 8 * (ROWS == 16 ? group : group / 2) + i / 4;
+      for (u32 m = 0; m < BLOCKS; m++) {
+        const u32 row = slice * SHARE + m * ROWS + (ROWS == 16 ? 0 : group % 2 * 16) + i % 4 * 4;
+        fragment[m] = lds + k * LINE + (row / 8 ^ swizzle(k)) * 16 + row % 8 * 2;
+      }
+    }
+  }
+
+  // Turns to a tile whose first element is at p. Rows past its end read the last ones: what they give is not stored.
+  DEVICE void turn(const void* p, u32 rows, u32 ld, u32 wave, u32 l) {
+    from = buffer(p, NOWHERE);
+    step_bytes = ALONG_K ? TILE_K * 2 : (u64)TILE_K * 2 * ld;
+    l = rare(l);
+    for (u32 half = 0; half < 2; half++)
+      for (u32 i = 0; i < 2; i++) {
+        const u32 line = line_of(wave, l, i), chunk = chunk_of(l, line);
+        if constexpr (ALONG_K) {
+          const u32 row = row_of(half, line / SHARE, line % SHARE);
+          offset[half][i] = (row < rows ? row : rows - 1) * ld * 2 + chunk * 16;
+        } else {
+          const u32 row = row_of(half, chunk * 8 / SHARE, chunk * 8 % SHARE);
+          offset[half][i] = (line * ld + (row < rows ? row : (rows - 1) / 8 * 8)) * 2;
+        }
+      }
+  }
+  // No tile follows: loads go on, so that their count stays the same, but fetch nothing.
+  DEVICE void turn_off() { from[2] = 0; }
+
+  DEVICE void load(u32 half, u32 buffer) const {
+    for (u32 i = 0; i < 2; i++) load_to_lds(from, offset[half][i], to + buffer + half * HALF_BYTES + i * 8192);
+  }
+  // A K step of which only `left` k are there. The others become zero by LDS writes: whether a direct load past the end
+  // writes zero, or anything, is not documented. They are complete at the wait_lds that ends every load part.
+  DEVICE void load_end(u32 half, u32 buffer, i32 left, u32 wave, u32 l) const {
+    l = rare(l);
+    for (u32 i = 0; i < 2; i++) {
+      const u32 line = line_of(wave, l, i);
+      const bool real = (i32)(ALONG_K ? chunk_of(l, line) * 8 : line) < left;
+      LdsBytes* at = to + buffer + half * HALF_BYTES + i * 8192;
+      load_some_to_lds(from, offset[half][i], at, __builtin_amdgcn_ballot_w64(real));
+      if (!real) *(LDS U32x4*)(at + l * 16) = U32x4{};
+    }
+  }
+
+  // Eight k of one row a lane: what a matrix instruction takes.
+  DEVICE U32x4 read(u32 half, u32 m, u32 k, u32 buffer) const {
+    if constexpr (ALONG_K) return *(LDS U32x4*)(fragment[k] + buffer + half * HALF_BYTES + m * ROWS * LINE);
+    else {
+      LdsBytes* at = fragment[m] + buffer + half * HALF_BYTES + k * (512 / ROWS) * LINE;
+      const Bf16x4 lo = __builtin_amdgcn_ds_read_tr16_b64_v4bf16((LDS Bf16x4*)at);
+      const Bf16x4 hi = __builtin_amdgcn_ds_read_tr16_b64_v4bf16((LDS Bf16x4*)(at + 4 * LINE));
+      return __builtin_bit_cast(U32x4, __builtin_shufflevector(lo, hi, 0, 1, 2, 3, 4, 5, 6, 7));
+    }
+  }
+};
+}  // namespace target

@@ -1,0 +1,201 @@
+// gfx950: the GEMM tile, 256 x 256 by eight waves, as a stream of K steps that does not stop where a tile ends.
+//
+// Waves stand 2 x 4; each makes 128 x 64 of the tile, in two halves of 64 rows. A K step has two phases, one a half, and a
+// phase two parts: read fragments and start loads, then multiply; a barrier ends either. The two waves of a SIMD belong to
+// two groups that run one barrier apart, so that one reads while the other multiplies, and the matrix core does not idle.
+//
+// Two promises make this right, for either group:
+//   What a load part reads has arrived. It was asked for at least a K step ago: the LOADS youngest loads may be on
+//   their way when a load part ends, no others, and the barrier behind the wait tells all waves.
+//   What a load part overwrites nobody reads. A load part ends with wait_lds, so what it has read is in registers.
+#pragma once
+#include "../kernels/tile_operands.h"
+#include "gfx950_lds.h"
+
+namespace target {
+constexpr u32 TILE_M = 256, TILE_N = 256;
+constexpr u32 LOADS = 8;          // of a wave, in a K step
+constexpr u32 LEAST_STEPS = 3;    // the schedule is asked two K steps before a tile's end, and not in its first
+
+// Rows of the matrix instruction. 32: half as many instructions, each long enough to hide a barrier.
+template <class Op> constexpr u32 mfma_rows() {
+  if constexpr (requires { Op::MFMA_ROWS; }) return Op::MFMA_ROWS;
+  else return 32;
+}
+
+template <Layout L, u32 ROWS> struct Tile {
+  using A = Operand<L != NT, 64, ROWS>;
+  using B = Operand<L == TN, 32, ROWS>;
+  using Sums = vec<float, ROWS * ROWS / 64>;  // of a lane, from one matrix instruction
+  static constexpr u32 DEPTH = A::DEPTH, BLOCKS_M = A::BLOCKS, BLOCKS_N = B::BLOCKS;
+
+  const u32 wave, l, slice_a, slice_b;
+  A a;
+  B b;
+  u32 K = 0, steps = 0, u = 0;  // of the tile that is being loaded: its K, its K steps, and the one to be loaded next
+  i32 left = 0;                 // k that are left of it at K step u
+  u32 buffer = 0;               // bytes to the one that is being read
+  U32x4 a_part[BLOCKS_M][DEPTH], b_part[2][BLOCKS_N][DEPTH];
+  Sums sums[2][2][BLOCKS_M][BLOCKS_N];  // [half of A][half of B]
+
+  DEVICE explicit Tile(LdsBytes* lds) : wave(from_elected(lane() / WAVE)), l(lane() % WAVE), slice_a(wave / 4), slice_b(wave % 4) {
+    a.place(lds, wave, slice_a, l);
+    b.place(lds + B_BYTES, wave, slice_b, l);
+  }
+
+  // ---- loads. All of a K step but the second half of A, and that: what a phase has just freed.
+  DEVICE void load_most(u32 to) {
+    if (__builtin_expect(left < (i32)TILE_K, 0)) {
+      a.load_end(0, to, left, wave, l);
+      b.load_end(0, to, left, wave, l);
+      b.load_end(1, to, left, wave, l);
+    } else {
+      a.load(0, to);
+      b.load(0, to);
+      b.load(1, to);
+    }
+    advance(b.from, b.step_bytes);
+  }
+  DEVICE void load_rest(u32 to) {
+    if (__builtin_expect(left < (i32)TILE_K, 0)) a.load_end(1, to, left, wave, l);
+    else a.load(1, to);
+    advance(a.from, a.step_bytes);
+    u++;
+    left -= TILE_K;
+  }
+  DEVICE void turn(const TileOperands& t) {
+    a.turn(t.a, t.rows, t.lda, wave, l);
+    b.turn(t.b, t.cols, t.ldb, wave, l);
+    K = t.K;
+    steps = (K + TILE_K - 1) / TILE_K;
+    if (steps < LEAST_STEPS) steps = LEAST_STEPS;
+    u = 0;
+    left = (i32)K;
+  }
+  // The stream ends with the tile that is being multiplied.
+  DEVICE void turn_off() {
+    a.turn_off();
+    b.turn_off();
+    u = 0;
+    left = 1 << 30;  // whole loads, of nothing
+  }
+
+  // ---- multiplications. B's fragment is the first operand: so a lane gets four neighbouring columns of one row of C.
+  template <u32 H, bool FIRST> DEVICE void multiply() {
+    if constexpr (FIRST) hold_parts();
+    else hold_sums<H>();
+#pragma unroll
+    for (u32 k = 0; k < DEPTH; k++)
+#pragma unroll
+      for (u32 m = 0; m < BLOCKS_M; m++)
+#pragma unroll
+        for (u32 h = 0; h < 2; h++)
+#pragma unroll
+          for (u32 n = 0; n < BLOCKS_N; n++) {
+            Sums& c = sums[H][h][m][n];
+            const Bf16x8 x = __builtin_bit_cast(Bf16x8, b_part[h][n][k]), y = __builtin_bit_cast(Bf16x8, a_part[m][k]);
+            const Sums before = FIRST && k == 0 ? Sums{} : c;
+            if constexpr (ROWS == 16) c = __builtin_amdgcn_mfma_f32_16x16x32_bf16(x, y, before, 0, 0, 0);
+            else c = __builtin_amdgcn_mfma_f32_32x32x16_bf16(x, y, before, 0, 0, 0);
+          }
+    hold_sums<H>();
+  }
+  // No code, but an order. Matrix instructions touch no memory, so no barrier or fence holds them, and compilers do move
+  // whole clusters of them into the next load part. What works on registers that volatile asm names stays on its side.
+  template <u32 H> DEVICE void hold_sums() {
+#pragma unroll
+    for (u32 h = 0; h < 2; h++)
+#pragma unroll
+      for (u32 m = 0; m < BLOCKS_M; m++)
+#pragma unroll
+        for (u32 n = 0; n < BLOCKS_N; n++) asm volatile("" : "+v"(sums[H][h][m][n]));
+  }
+  DEVICE void hold_parts() {
+#pragma unroll
+    for (u32 k = 0; k < DEPTH; k++) {
+#pragma unroll
+      for (u32 m = 0; m < BLOCKS_M; m++) asm volatile("" : "+v"(a_part[m][k]));
+#pragma unroll
+      for (u32 n = 0; n < BLOCKS_N; n++) asm volatile("" : "+v"(b_part[0][n][k]), "+v"(b_part[1][n][k]));
+    }
+  }
+
+  template <u32 H> DEVICE void read_a() {
+#pragma unroll
+    for (u32 k = 0; k < DEPTH; k++)
+#pragma unroll
+      for (u32 m = 0; m < BLOCKS_M; m++) a_part[m][k] = a.read(H, m, k, buffer);
+  }
+  template <u32 H> DEVICE void read_b() {
+#pragma unroll
+    for (u32 k = 0; k < DEPTH; k++)
+#pragma unroll
+      for (u32 n = 0; n < BLOCKS_N; n++) b_part[H][n][k] = b.read(H, n, k, buffer);
+  }
+
+  // ---- the stream
+  // Fills the buffers. All of it arrives here, for a tile's first step does not wait for the stores of a tile before it.
+  DEVICE void start(const TileOperands& t) {
+    turn(t);
+    buffer = 0;
+    load_most(0);
+    load_rest(0);
+    load_most(BUFFER_BYTES);
+    wait_lds();
+    wait_memory<0>();
+    meet();
+    if (slice_a) meet();  // from here on, the second group runs one barrier behind the first
+  }
+  DEVICE void stop() {
+    if (!slice_a) meet();
+    wait_memory<0>();  // no load may reach LDS after this
+  }
+
+  // The end of a load part. Nothing stands between a barrier and the multiplications; those of one group go before what
+  // the other group issues.
+  template <u32 YOUNGER> DEVICE void part_ends() {
+    wait_lds();
+    wait_memory<YOUNGER>();
+    __builtin_amdgcn_s_setprio(1);
+    meet();
+  }
+  DEVICE void multiplied() {
+    meet();
+    __builtin_amdgcn_s_setprio(0);
+  }
+
+  // One K step. FIRST: of a tile; sums begin at zero, and STORES stores of the last tile are younger than the loads waited
+  // for. The director is asked at each phase's begin, when fragments hold no registers.
+  template <bool FIRST, u32 STORES, class Director> DEVICE void step(Director& director) {
+    constexpr u32 YOUNGER = LOADS + (FIRST ? STORES : 0);
+    if constexpr (!FIRST)
+      if (__builtin_expect(u + 1 == steps, 0)) director.look_ahead();
+    read_b<0>();
+    read_a<0>();
+    read_b<1>();
+    load_rest(buffer ^ BUFFER_BYTES);
+    part_ends<YOUNGER>();
+    multiply<0, FIRST>();
+    multiplied();
+
+    if constexpr (!FIRST)
+      if (__builtin_expect(u == SECOND_STEP_AT, 0)) director.finish_last();
+    read_a<1>();
+    if (__builtin_expect(u == steps, 0)) director.turn(*this);
+    load_most(buffer);
+    part_ends<YOUNGER>();
+    multiply<1, FIRST>();
+    multiplied();
+    buffer ^= BUFFER_BYTES;
+  }
+  // Loads run ahead of multiplications: u at a tile's end, and in the second phase of its second K step.
+  static constexpr u32 END_AT = 1, SECOND_STEP_AT = 3;
+
+  // All K steps of a tile. What the director may do in between is in gfx950_run.h.
+  template <u32 STORES, class Director> DEVICE void multiply_tile(Director& director) {
+    step<true, STORES>(director);
+    do step<false, STORES>(director);
+    while (u != END_AT);
+  }
+};
+}  // namespace target

@@ -1,0 +1,133 @@
+// What a history is about, drawn from its seed: ranks, shapes, data, and what is wrong in it.
+#pragma once
+#include <string.h>
+
+#include "mutants.h"
+
+using target::Random;
+using target::W;
+
+#define KINDS(X) X(RIGHT) X(OTHER_CALL) X(LOST_RANK) X(TOLD_TO_STOP_BY_HOST)
+#define MUTATIONS(X)                                                                                                   \
+  X(NONE) X(NO_RELEASE) X(NO_ACQUIRE) X(NO_START_WAIT) X(NO_READS_DONE_WAIT) X(NO_SLICES_LANDED_WAIT)                  \
+  X(NOT_CLEARED) X(CLEARS_BY_THIS_SHAPE) X(ONE_COUNTER_SET) X(ALL_ARE_MOVERS) X(NONE_IS_MOVER) X(SAME_FINGERPRINT)     \
+  X(COUNTS_BEFORE_RELEASE) X(FIRST_PULL_REPORTS_READS) X(ONE_SLICE_TOO_FEW) X(ONE_SLICE_TOO_MANY)                      \
+  X(DRAINS_EMPTY_SHARDS) X(NEVER_DRAINS) X(ANNOUNCES_LATE) X(ANNOUNCES_EPOCH_FIRST) X(BUILDS_BEFORE_IT_MOVES)          \
+  X(COMPARES_UNSIGNED) X(FORGETS_PEERS) X(POLLS_IN_DEVICE_SCOPE) X(STORES_BESIDE)
+enum HistoryKind : u32 { KINDS(KOSMOS_ENUM) };
+enum Mutation : u32 { MUTATIONS(KOSMOS_ENUM) };
+
+struct Setup {  // mirrored by forced.py
+  u32 ranks, policy, run_ahead, kind, mutation;
+  u32 near_wrap;                    // epochs go through 2^32
+  u32 without_fence, narrow_fence;  // 1 + index; 0 = none
+  u32 log;
+};
+
+constexpr u32 LAUNCHES = 5, MAX_ROWS = 24, MAX_COLS = 20, MAX_LDC = 32, MAX_WGS = 4, TRACE_EVENTS = 512;
+constexpr u32 STOPPED = ~0u;                      // in Rank::launch: this rank makes no more launches
+constexpr u64 POISON = 0x7fff7fff7fff7fff;        // NaNs of a kind that no kernel writes
+constexpr u64 NEVER = 1ull << 62, LIMIT = 1 << 20;
+
+// One launch as one rank sees it. Rows, K and tile are the same on all ranks, unless one of them makes another call.
+struct Shape {
+  Chunks m;
+  u32 K, tile_n, call;
+  u32 M() const { return m.first[MAX_RANKS]; }
+};
+
+struct Rank {
+  u64 *shard, *gathered, *b, *c;
+  Signals* signals;
+  u32 *counters, *abort, *host_abort;
+  u32* launch;  // the stream: which launch may run
+  target::Box boxes[MAX_WGS];
+  target::Clock stream;
+  AgGemmParams params;
+  WaitRecord record;
+  u64 trace[2 * MAX_WGS][TRACE_EVENTS][2];  // of those that decide, then of those that work behind
+  u32 left;  // fibers that have left the launch
+};
+
+struct History {
+  Setup s;
+  u64 seed;
+  u32 wgs, base, odd_rank, odd_launch, idle_rounds;  // odd: who calls otherwise, or is lost, and in which launch
+  Shape shapes[LAUNCHES + 1], odd_shape;
+  Rank ranks[MAX_RANKS];
+  const Shape& shape(u32 rank, u32 launch) const {
+    return s.kind == OTHER_CALL && rank == odd_rank && launch == odd_launch ? odd_shape : shapes[launch];
+  }
+  u32 fibers_per_rank() const { return wgs * (1 + s.run_ahead); }
+};
+constinit inline History H{};
+
+// --- data: a function of where it is, so that nothing has to be kept ---
+
+inline u64 mix(u64 a, u64 b, u64 c) {
+  u64 x = a * 0x9e3779b97f4a7c15ull ^ (b + 1) * 0xc2b2ae3d27d4eb4full ^ (c + 1) * 0x165667b19e3779f9ull;
+  x = (x ^ x >> 29) * 0xbf58476d1ce4e5b9ull;
+  return x ^ x >> 32;
+}
+// Four small integers, so that every sum is exact.
+struct Four {
+  i32 at[4];
+};
+inline Four four(char matrix, u32 rank, u32 launch, u32 word) {
+  const u64 x = mix(H.seed, matrix << 16 | rank << 8 | launch, word);
+  Four f;
+  for (u32 j = 0; j < 4; j++) f.at[j] = (i32)(x >> 8 * j & 0xff) % 7 - 3;
+  return f;
+}
+inline u64 input_word(char matrix, u32 rank, u32 launch, u32 word) {
+  const Four f = four(matrix, rank, launch, word);
+  return pack_bf16(f.at[0], f.at[1], f.at[2], f.at[3]);
+}
+
+// --- shapes ---
+
+// Rows of each rank: equal, ragged, all on one rank, or fewer rows than ranks.
+inline void deal(Random& dice, u32 R, u32* rows) {
+  for (u32 q = 0; q < R; q++) rows[q] = 0;
+  const u32 way = dice.below(5), most = MAX_ROWS / R < 6 ? MAX_ROWS / R : 6;
+  const u32 M = 1 + dice.below(R * most), each = (M + R - 1) / R;
+  switch (way) {
+    case 0: for (u32 q = 0; q < R; q++) rows[q] = each; break;
+    case 1: for (u32 q = 0; q < R; q++) rows[q] = q * each >= M ? 0 : M - q * each < each ? M - q * each : each; break;
+    case 2: for (u32 q = 0; q < R; q++) rows[q] = dice.below(most + 1); break;
+    case 3: rows[dice.below(R)] = 1 + dice.below(8); break;
+    case 4: for (u32 i = 1 + dice.below(R); i--;) rows[dice.below(R)]++; break;
+  }
+}
+
+inline Shape draw_shape(Random& dice, u32 R) {
+  Shape s{};
+  u32 rows[MAX_RANKS];
+  deal(dice, R, rows);
+  s.m.tile_m = 1 + dice.below(3);
+  for (u32 q = 0; q < MAX_RANKS; q++) {
+    s.m.first[q + 1] = s.m.first[q] + (q < R ? rows[q] : 0);
+    if (q < R && s.m.tile_rows(q) > s.m.tile_rows_max) s.m.tile_rows_max = s.m.tile_rows(q);
+  }
+  s.K = 8 + 8 * dice.below(2);
+  s.tile_n = 4 + 4 * dice.below(3);
+  s.call = mix(H.seed, 99, dice.below(1 << 30));
+  return s;
+}
+
+inline u32 counter_words(const Shape& s) { return 1 + MAX_RANKS + H.s.ranks * s.m.tile_rows_max; }
+constexpr u32 COUNTERS_PER_SET = 1 + MAX_RANKS + MAX_RANKS * MAX_ROWS;
+
+inline void draw_history(const Setup& s, u64 seed) {
+  H.s = s;
+  H.seed = mix(seed, s.ranks * 64 + s.policy * 8 + s.run_ahead * 4 + s.kind, 0);
+  Random dice(H.seed);
+  H.wgs = 2 + dice.below(MAX_WGS - 1);
+  H.base = s.near_wrap ? ~0u - 1 - dice.below(LAUNCHES) : 0;
+  for (u32 e = 1; e <= LAUNCHES; e++) H.shapes[e] = draw_shape(dice, s.ranks);
+  H.odd_rank = dice.below(s.ranks);
+  H.odd_launch = 1 + dice.below(LAUNCHES);
+  H.odd_shape = draw_shape(dice, s.ranks);
+  if (s.mutation == SAME_FINGERPRINT) H.odd_shape.call = H.shapes[H.odd_launch].call;
+  H.idle_rounds = 0;
+}

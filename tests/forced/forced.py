@@ -1,0 +1,212 @@
+"""ag_gemm under forced interleavings: builds tests/forced/forced_ag_gemm.cpp and plays histories.
+
+To replay one:  python tests/forced/forced.py --setup NAME [--mutation M] [--without-fence F] --seed N
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import dataclasses
+import sys
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))  # so that it runs as a script in a checkout
+
+from kosmos_raw.build import params, zig  # noqa: E402
+
+SYMPTOMS = ("WRONG_VALUE", "RACE", "OUTSIDE", "NARROW_SCOPE", "DEADLOCK", "ENDLESS", "WRONG_END")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is played. All else (shapes, WGs, movers, data, who runs when) is drawn from the seed of a history."""
+
+    ranks: int = 3
+    policy: str = "one_way"
+    run_ahead: bool = False  # the form of sm_90a; else serial
+    kind: str = "RIGHT"  # OTHER_CALL, LOST_RANK, TOLD_TO_STOP_BY_HOST: what goes wrong in one rank
+    mutation: str = "NONE"
+    near_wrap: bool = False  # epochs go through 2^32
+    without_fence: str = ""  # a name from fences()
+    narrow_fence: str = ""  # a fence that acts in device scope only
+
+
+# By name, for tests and for --setup: nothing is wrong, or one rank is.
+FORMS = {"serial": False, "ahead": True}
+RIGHT = {
+    f"{ranks}-{policy}-{form}{wrap}": Setup(ranks, policy, FORMS[form], near_wrap=bool(wrap))
+    for ranks in (1, 2, 3, 8)
+    for policy in params.POLICIES
+    for form in FORMS
+    for wrap in ("", "-wrap")
+}
+AMISS = {
+    f"{ranks}-{kind.lower()}-{form}": Setup(ranks, "one_way", FORMS[form], kind)
+    for kind in ("OTHER_CALL", "LOST_RANK", "TOLD_TO_STOP_BY_HOST")
+    for ranks in (2, 3, 8)
+    for form in FORMS
+}
+SETUPS = RIGHT | AMISS
+
+
+_SETUP = ("ranks", "policy", "run_ahead", "kind", "mutation", "near_wrap", "without_fence", "narrow_fence", "log")
+_RESULT = ("histories", "bad", "first_bad_seed", "steps", "digest")
+
+
+class _Setup(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint32) for name in _SETUP]
+
+
+class _Result(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_uint64) for name in _RESULT),
+        ("symptoms", ctypes.c_uint64 * len(SYMPTOMS)),
+        ("message", ctypes.c_char * 800),
+    ]
+
+
+@dataclass(frozen=True)
+class Result:
+    setup: Setup
+    histories: int
+    bad: int
+    first_bad_seed: int
+    steps: int
+    digest: int  # of every choice made: equal digests, equal histories
+    symptoms: dict[str, int]  # how many histories show each
+    message: str  # of the first bad history
+    seconds: float
+
+    def __str__(self) -> str:
+        if not self.bad:
+            return f"0 bad of {self.histories}"
+        seen = ", ".join(f"{name} {n}" for name, n in self.symptoms.items() if n)
+        return (
+            f"{self.bad} bad of {self.histories} ({seen})\nfirst at seed {self.first_bad_seed}:\n{self.message}\n"
+            f"replay: python tests/forced/forced.py {flags(self.setup)} --seed {self.first_bad_seed}"
+        )
+
+
+def flags(setup: Setup) -> str:
+    """The command line that makes this setup."""
+    plain = dataclasses.replace(setup, mutation="NONE", without_fence="", narrow_fence="")
+    words = [f"--setup {next((name for name, s in SETUPS.items() if s == plain), '?')}"]
+    if setup.mutation != "NONE":
+        words.append(f"--mutation {setup.mutation}")
+    if setup.without_fence:
+        words.append(f"--without-fence '{setup.without_fence}'")
+    if setup.narrow_fence:
+        words.append(f"--narrow-fence '{setup.narrow_fence}'")
+    return " ".join(words)
+
+
+def library(*more_flags: str) -> ctypes.CDLL:
+    """The histories of ag_gemm, built for this machine."""
+    path = zig.shared_library(
+        HERE / "forced_ag_gemm.cpp",
+        ["-DKOSMOS_FORCED", "-fvisibility=hidden", *more_flags],
+        sorted(HERE.glob("*.h")),
+    )
+    lib = ctypes.CDLL(str(path))
+    for name in ("kind", "mutation", "symptom", "fence"):
+        getattr(lib, f"forced_{name}").restype = ctypes.c_char_p
+    lib.forced_run.argtypes = [ctypes.POINTER(_Setup), ctypes.c_uint64, ctypes.c_uint32, ctypes.POINTER(_Result)]
+    if (lib.forced_setup_bytes(), lib.forced_result_bytes()) != (ctypes.sizeof(_Setup), ctypes.sizeof(_Result)):
+        raise TypeError("forced.py: Setup or Result is not what tests/forced/*.h say")
+    if tuple(names("symptom", lib)) != SYMPTOMS:
+        raise TypeError("forced.py: other symptoms than in hip_kernels/target/forced_world.h")
+    return lib
+
+
+@cache
+def default_library() -> ctypes.CDLL:
+    return library()
+
+
+def names(what: str, lib: ctypes.CDLL | None = None) -> list[str]:
+    """All of "kind", "mutation" or "symptom"."""
+    get, found = getattr(lib or default_library(), f"forced_{what}"), []
+    while name := get(len(found)):
+        found.append(name.decode())
+    return found
+
+
+def _fences(lib: ctypes.CDLL) -> list[tuple[str, bool]]:
+    found, passed = [], ctypes.c_uint32()
+    while name := lib.forced_fence(len(found), ctypes.byref(passed)):
+        found.append((name.decode(), passed.value != 0))
+    return found
+
+
+def fences() -> list[str]:
+    """Every fence of a right ag_gemm: "file function release|acquire device|system"."""
+    lib = default_library()
+    result = _Result()
+    lib.forced_run(_Setup(ranks=3), 0, 100, result)
+    return [name for name, passed in _fences(lib) if passed]
+
+
+def _fence_index(lib: ctypes.CDLL, name: str) -> int:
+    if not name:
+        return 0
+    fences()  # so that all are known
+    known = [n for n, _ in _fences(lib)]
+    if name not in known:
+        raise ValueError(f"no fence {name!r}; there are {known}")
+    return 1 + known.index(name)
+
+
+def play(
+    setup: Setup, histories: int, first_seed: int = 0, *, log: bool = False, lib: ctypes.CDLL | None = None
+) -> Result:
+    """Plays histories first_seed, first_seed + 1, ... of a setup. With `log`, prints what every WG did, in order."""
+    lib = lib or default_library()
+    raw = _Setup(
+        ranks=setup.ranks,
+        policy=params.POLICIES.index(setup.policy),
+        run_ahead=setup.run_ahead,
+        kind=names("kind", lib).index(setup.kind),
+        mutation=names("mutation", lib).index(setup.mutation),
+        near_wrap=setup.near_wrap,
+        without_fence=_fence_index(lib, setup.without_fence),
+        narrow_fence=_fence_index(lib, setup.narrow_fence),
+        log=log,
+    )
+    result = _Result()
+    start = time.perf_counter()
+    lib.forced_run(raw, first_seed, histories, result)
+    return Result(
+        setup,
+        *(getattr(result, name) for name in _RESULT),
+        dict(zip(SYMPTOMS, result.symptoms, strict=True)),
+        result.message.decode(),
+        time.perf_counter() - start,
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Play forced interleavings of ag_gemm; exits 0 when none is bad.")
+    parser.add_argument("--setup", choices=SETUPS, default="3-one_way-serial")
+    parser.add_argument("--mutation", default="NONE", help=", ".join(names("mutation")))
+    parser.add_argument("--without-fence", default="", metavar="NAME", help="; ".join(fences()))
+    parser.add_argument("--narrow-fence", default="", metavar="NAME")
+    parser.add_argument("--histories", type=int, default=1000)
+    parser.add_argument("--seed", type=int, help="play this one history, and print what every WG did")
+    a = parser.parse_args()
+    setup = dataclasses.replace(
+        SETUPS[a.setup], mutation=a.mutation, without_fence=a.without_fence, narrow_fence=a.narrow_fence
+    )
+    one = a.seed is not None
+    result = play(setup, 1 if one else a.histories, a.seed or 0, log=one)
+    print(result)
+    print(f"{result.histories / result.seconds:.0f} histories/s, {result.steps / result.seconds / 1e6:.1f} M steps/s")
+    return result.bad > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

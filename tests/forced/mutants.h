@@ -1,0 +1,149 @@
+// ag_gemm broken on purpose: each breaks one rule of its protocol, and says which.
+#pragma once
+#include "../../hip_kernels/kernels/ag_gemm.hip"
+
+// Rows first, then the count.
+struct CountsBeforeRelease : AgGemmSchedule {
+  using AgGemmSchedule::AgGemmSchedule;
+  void finish(const Work& w) const {
+    if (w.kind == PULL) target::add(slices_landed(w.chunk, w.row), 1, DEVICE_SCOPE);
+    target::release(DEVICE_SCOPE);
+    if (w.kind != PULL) return;
+    const u32 all = slices(w.chunk) * p.m.tile_rows(w.chunk);
+    if (target::add(pulls_done(w.chunk), 1, DEVICE_SCOPE) + 1 != all) return;
+    target::acquire(DEVICE_SCOPE);
+    target::release(SYSTEM_SCOPE);
+    target::store(&p.g.signals_of[w.chunk]->reads_done[p.g.rank], p.g.epoch, SYSTEM_SCOPE);
+  }
+};
+
+// The LAST pull from a shard tells its owner that it has been read.
+struct FirstPullReportsReads : AgGemmSchedule {
+  using AgGemmSchedule::AgGemmSchedule;
+  void finish(const Work& w) const {
+    if (w.kind != PULL) return;
+    target::release(DEVICE_SCOPE);
+    target::add(slices_landed(w.chunk, w.row), 1, DEVICE_SCOPE);
+    if (target::add(pulls_done(w.chunk), 1, DEVICE_SCOPE) != 0) return;
+    target::acquire(DEVICE_SCOPE);
+    target::release(SYSTEM_SCOPE);
+    target::store(&p.g.signals_of[w.chunk]->reads_done[p.g.rank], p.g.epoch, SYSTEM_SCOPE);
+  }
+};
+
+// A tile waits for as many slices as movers make of the row: `more` is how many it is wrong by.
+template <int more> struct WrongSlices : AgGemmSchedule {
+  using AgGemmSchedule::AgGemmSchedule;
+  bool wait_inputs(const Work& w) const {
+    if (w.kind != TILE || w.chunk == p.g.rank) return AgGemmSchedule::wait_inputs(w);
+    if (!wait_at_least(p.g, w, slices_landed(w.chunk, w.row), slices(w.chunk) + more, DEVICE_SCOPE)) return false;
+    target::acquire(DEVICE_SCOPE);
+    return true;
+  }
+};
+
+// Nobody reads, nor reports on, an empty shard.
+struct DrainsEmptyShards : AgGemmSchedule {
+  using AgGemmSchedule::AgGemmSchedule;
+  bool wait_inputs(const Work& w) const {
+    if (w.kind != DRAIN) return AgGemmSchedule::wait_inputs(w);
+    for (u32 i = 0; i < peers(); i++)
+      if (!wait_at_least(p.g, w, &own_signals(p.g).reads_done[peer_at(i)], p.g.epoch, SYSTEM_SCOPE)) return false;
+    return true;
+  }
+};
+
+// What a peer writes is polled in system scope.
+struct PollsInDeviceScope : AgGemmSchedule {
+  using AgGemmSchedule::AgGemmSchedule;
+  bool wait_inputs(const Work& w) const {
+    if (w.kind != DRAIN || !p.m.rows(p.g.rank)) return AgGemmSchedule::wait_inputs(w);
+    for (u32 i = 0; i < peers(); i++)
+      if (!wait_at_least(p.g, w, &own_signals(p.g).reads_done[peer_at(i)], p.g.epoch, DEVICE_SCOPE)) return false;
+    return true;
+  }
+};
+
+// One WG stays until the own shard has been read.
+struct NeverDrains : AgGemmSchedule {
+  using AgGemmSchedule::AgGemmSchedule;
+  Work next_work() {
+    const Work w = AgGemmSchedule::next_work();
+    return w.kind == DRAIN ? Work{} : w;
+  }
+};
+
+// The start is announced before anything is waited for.
+struct AnnouncesLate : AgGemmSchedule {
+  using AgGemmSchedule::AgGemmSchedule;
+  mutable bool announced = false;
+  void begin() {
+    mover = peers() && target::wg() < p.movers;
+    p.counters.clear_other(p.g);
+  }
+  bool wait_inputs(const Work& w) const {
+    const bool there = AgGemmSchedule::wait_inputs(w);
+    if (!announced) announce_start(p.g);
+    announced = true;
+    return there;
+  }
+};
+
+// Fingerprint first, then the epoch that makes it valid.
+struct AnnouncesEpochFirst : AgGemmSchedule {
+  using AgGemmSchedule::AgGemmSchedule;
+  void begin() {
+    mover = peers() && target::wg() < p.movers;
+    p.counters.clear_other(p.g);
+    if (target::wg() != 0) return;
+    target::release(SYSTEM_SCOPE);
+    for (u32 q = 0; q < p.g.ranks; q++) target::store(&p.g.signals_of[q]->started[p.g.rank], p.g.epoch, SYSTEM_SCOPE);
+    target::release(SYSTEM_SCOPE);
+    for (u32 q = 0; q < p.g.ranks; q++) target::store(&p.g.signals_of[q]->call[p.g.rank], p.g.call, SYSTEM_SCOPE);
+  }
+};
+
+// Upstream before downstream: movers move before they build, for a tile that nobody has pulled blocks its WG.
+struct BuildsBeforeItMoves : AgGemmSchedule {
+  using AgGemmSchedule::AgGemmSchedule;
+  Work next_work() {
+    if (aborted(p.g)) return {};
+    if (const Work w = next_tile(); w.kind != LEAVE || !mover) return w;
+    return next_pull();
+  }
+};
+
+// Epochs are compared by signed difference.
+struct ComparesUnsigned : AgGemmSchedule {
+  using AgGemmSchedule::AgGemmSchedule;
+  bool wait_inputs(const Work& w) const {
+    const u32* started = &own_signals(p.g).started[w.chunk];
+    if (w.kind == PULL)
+      for (Patience patience;;) {
+        const u32 seen = target::load(started, SYSTEM_SCOPE);
+        if (seen >= p.g.epoch) break;
+        if (!patience.keep_waiting(p.g, w, started, p.g.epoch, seen)) return false;
+      }
+    if (w.kind != PULL) return AgGemmSchedule::wait_inputs(w);
+    target::acquire(SYSTEM_SCOPE);
+    return true;
+  }
+};
+
+// What movers pull from goes round all peers: one that keeps to its first peer leaves the others' rows where they are.
+struct ForgetsPeers : AgGemmSchedule {
+  using AgGemmSchedule::AgGemmSchedule;
+  Work next_work() {
+    if (mover && pulls == p.m.tile_rows_max) mover = false;
+    return AgGemmSchedule::next_work();
+  }
+};
+
+template <class S> struct With : AgGemm {
+  using Schedule = S;
+};
+
+// Not a rule of the schedule, but of the tests: a store beside its place is noticed.
+struct StoresBeside : AgGemm {
+  static void store(const Params& p, const Work& w, u32 row, u32 column, u64 v) { AgGemm::store(p, w, row, column + 4, v); }
+};
