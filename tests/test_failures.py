@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import kosmos_raw as kr
+from kosmos_raw.ranks import mpi
 from tests import programs
 from tests.conftest import shared_memory_files
 
@@ -109,6 +110,44 @@ def _ranks_of(session: int) -> int:
 def test_processes_need_importable_functions():
     with pytest.raises(TypeError, match="top of a module"):
         kr.launch(lambda comm: None, ranks=2, mode="processes")
+
+
+def test_program_without_a_main_guard(tmp_path):
+    path = tmp_path / "unguarded.py"
+    path.write_text("import kosmos_raw as kr\nfrom tests import programs\nkr.launch(programs.world, ranks=2)\n")
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, env=env, timeout=60)
+    assert done.returncode != 0
+    assert "would start ranks without end" in done.stderr and "before it began" in done.stderr.splitlines()[-3:][0]
+
+
+def test_mpi4py_of_another_mpi_is_refused():
+    """A launcher that started four, and an mpi4py that sees one: all would take themselves for rank 0 of 1."""
+    pytest.importorskip("mpi4py", reason="pip install 'kosmos-raw[mpi]'")
+    env = os.environ | {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"}
+    program = "import kosmos_raw as kr; kr.launch(print)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, timeout=60)
+    assert done.returncode != 0 and "the launcher started 4 ranks, but mpi4py sees 1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "world"),
+    [
+        ({}, (1, 0)),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}, (4, 3)),
+        ({"PMI_SIZE": "2", "PMI_RANK": "1"}, (2, 1)),
+        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_NTASKS": "8"}, (8, 5)),
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, (1, 0)),  # a batch script, not started by srun
+        ({"OMPI_COMM_WORLD_SIZE": "", "OMPI_COMM_WORLD_RANK": ""}, (1, 0)),
+    ],
+)
+def test_launchers_are_known_by_their_variables(variables, world, monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("OMPI_", "PMI_", "SLURM_")):
+            monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert (mpi.world_size(), mpi.world_rank()) == world
 
 
 @pytest.mark.parametrize(

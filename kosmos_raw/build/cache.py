@@ -39,6 +39,6 @@ def cached(name: str, key: Iterable[str], make: Callable[[Path], None]) -> Path:
             with tempfile.TemporaryDirectory(dir=folder(), prefix="building-") as building:
                 make(Path(building) / name)
                 place.mkdir(exist_ok=True)
-                for made in Path(building).iterdir():
-                    os.replace(made, place / made.name)
+                for made in sorted(Path(building).iterdir(), key=lambda path: path.name == name):
+                    os.replace(made, place / made.name)  # `name` last: when it is there, all is
     return place / name

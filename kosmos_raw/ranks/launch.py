@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 from collections.abc import Callable
 from functools import partial
@@ -51,6 +52,11 @@ def launch(
         return run_mpi(run_rank, ranks)
     if mode == "threads":
         return run_threads(run_rank, ranks or MAX_RANKS)
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "launch: called while a rank's process was importing the main program, which would start ranks without "
+            "end; put the call under  if __name__ == '__main__':"
+        )
     try:
         pickle.dumps(run_rank)
     except (pickle.PicklingError, AttributeError, TypeError) as error:

@@ -52,6 +52,11 @@ class MpiRendezvous(Rendezvous):
             ) from error
         self._world = MPI.COMM_WORLD
         self.rank, self.ranks = self._world.Get_rank(), self._world.Get_size()
+        if self.ranks != world_size():  # an mpi4py that belongs to another MPI than the launcher sees itself alone
+            raise NotAvailable(
+                f"the launcher started {world_size()} ranks, but mpi4py sees {self.ranks} "
+                f"({MPI.Get_library_version()[:60]}...); start with the mpirun of the MPI that mpi4py loads"
+            )
         nodes = set(self._world.allgather(socket.gethostname()))
         if len(nodes) > 1:
             raise NotAvailable(

@@ -40,6 +40,7 @@ class ParentRendezvous(Rendezvous):
 
 
 PR_SET_PDEATHSIG = 1
+IMPORTABLE = "a rank's process imports the main program: put launch() under  if __name__ == '__main__':"
 
 
 def _end_with_parent(parent: int) -> None:
@@ -76,6 +77,7 @@ class _Group:
         self.ranks = ranks
         self.results: dict[int, Any] = {}
         self.errors: dict[int, tuple[BaseException, str]] = {}
+        self._began: set[int] = set()  # ranks that have said something
         self._waiting: dict[int, Any] = {}  # rank -> what it gave to the exchange that is under way
         self._connections: list[Connection] = []
         self._processes: list[SpawnProcess] = []
@@ -100,6 +102,7 @@ class _Group:
                 rank = open_ranks[ready]
                 try:
                     kind, value = self._connections[rank].recv()
+                    self._began.add(rank)
                 except (EOFError, ConnectionError):
                     kind, value = "died", ""
                 if kind == "gather":
@@ -114,7 +117,8 @@ class _Group:
                     self._processes[rank].join(5)
                     code = self._processes[rank].exitcode
                     how = f"was killed by signal {-code}" if code and code < 0 else f"ended with exit code {code}"
-                    self.errors[rank] = (RankLost(f"rank {rank} {how} and left no result"), "")
+                    when = "and left no result" if rank in self._began else f"before it began; {IMPORTABLE}"
+                    self.errors[rank] = (RankLost(f"rank {rank} {how} {when}"), "")
             self._answer()
 
     def _answer(self) -> None:
