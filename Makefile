@@ -5,7 +5,7 @@ RUN = $(VENV)/bin/python
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ lint: $(VENV)/.dev  ## ruff and mypy
 
 bench: $(VENV)/.demo  ## measure what this machine has
 	$(RUN) -m kosmos_raw bench gemm
+
+wheel: $(VENV)/.dev  ## dist/*.whl, with gfx950 code objects in it
+	$(RUN) -m build --wheel --no-isolation
 
 clean:  ## remove what was built here; the cache of kernels too
 	$(if $(wildcard $(RUN)),-$(RUN) -c "import shutil; from kosmos_raw.build import cache; shutil.rmtree(cache.folder(), True)")

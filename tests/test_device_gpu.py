@@ -189,6 +189,9 @@ class Fake:
             def from_external(cls, other):
                 return cls(other.__cuda_stream__()[1])
 
+            def use(self):
+                fake.caller = self
+
             def is_capturing(self):
                 if "is_capturing" in fake.fail:
                     raise fake.fail["is_capturing"]
@@ -199,6 +202,8 @@ class Fake:
 
             def wait_event(self, event):
                 fake.note("wait_event", self.ptr, event.number)
+
+        Stream.null = Stream(0)
 
         class Event:
             made = 0
@@ -732,6 +737,16 @@ def test_source_goes_to_the_run_time_compiler_when_nothing_is_built(make, name, 
     device.kernel(OP)
     (how,) = fake.of("RawModule")[0]
     assert how["backend"] == "nvrtc" and "-std=c++20" in how["options"]
+
+
+@pytest.mark.parametrize(("chosen", "source"), [("object", False), ("source", True), ("", False)])
+def test_code_is_chosen_by_the_environment(make, chosen, source, monkeypatch):
+    device, _ = make("hip")
+    monkeypatch.setenv("KOSMOS_HIP_CODE", chosen)
+    assert (type(device)._code(device, OP).path is None) == source
+    monkeypatch.setenv("KOSMOS_HIP_CODE", "objects")
+    with pytest.raises(ValueError, match="KOSMOS_HIP_CODE is 'objects', want object or source"):
+        type(device)._code(device, OP)
 
 
 def test_params_are_measured_by_the_code_object(make, monkeypatch):

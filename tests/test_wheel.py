@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from kosmos_raw.build import gfx950, sources
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -44,6 +46,25 @@ def test_wheel_holds_the_kernel_sources(wheel):
     ours = {f"kosmos_raw/{p.relative_to(ROOT)}" for p in (ROOT / "hip_kernels").rglob("*") if p.is_file()}
     assert ours <= names and "kosmos_raw/py.typed" in names
     assert not [name for name in names if name.startswith(("tests", "hip_kernels", "runners"))]
+
+
+def test_wheel_holds_code_objects_of_these_sources(wheel, bare_python, tmp_path):
+    """A machine with ROCm and no compiler loads them."""
+    with zipfile.ZipFile(wheel) as files:
+        manifest = json.loads(files.read("kosmos_raw/code_objects/gfx950/manifest.json"))
+    assert manifest["compiler"] == "ziglang 0.17.1" and manifest["sources"] == sources.digest()
+    program = "from kosmos_raw.build import gfx950; b = gfx950.code_object('ag_gemm'); print(b.code_object)"
+    found = run(bare_python, "-c", program, cwd=tmp_path).strip()
+    assert found.endswith("code_objects/gfx950/ag_gemm.hsaco")
+    assert Path(found).read_bytes() == gfx950.build("ag_gemm").code_object.read_bytes()
+    changed = Path(found).parents[2] / "hip_kernels" / "schedule" / "group.h"
+    text = changed.read_text()
+    try:
+        changed.write_text(text + "// changed\n")
+        done = subprocess.run([bare_python, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+        assert done.returncode != 0 and "kosmos-raw[cpu]" in done.stderr  # not the old one: it must be built
+    finally:
+        changed.write_text(text)
 
 
 def test_what_needs_an_extra_says_which(bare_python, tmp_path):

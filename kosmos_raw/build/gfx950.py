@@ -31,12 +31,11 @@ class GfxBuild:
 
     op: str
     text: Path  # .s
-    object: Path  # .o
     code_object: Path  # .hsaco: what RawModule(path=...) loads
 
 
 def missing() -> str | None:
-    """What this machine lacks to build for gfx950; None when nothing."""
+    """What this machine lacks to build for gfx950; None when nothing. (Shipped code objects need nothing.)"""
     try:
         zig.require()
     except BuildError as error:
@@ -70,11 +69,23 @@ def assemble(text: Path, to: Path) -> None:
     zig.run(["ld.lld", *LINK, "-o", str(to), str(made)])
 
 
-def code_object(op: str) -> GfxBuild:
-    """The built operator, from the cache when compiler, flags and sources are the same.
+def flags() -> str:
+    """Everything that decides what the compiler makes of a source, but for the compiler itself."""
+    return " ".join([*COMPILE, "|", *ASSEMBLE, "|", *LINK])
 
-    Raises: BuildError when the compiler is absent, of a wrong version, or refuses the source.
+
+def code_object(op: str) -> GfxBuild:
+    """The operator's code object: as shipped in the wheel, when that was made from these sources, else built.
+
+    Raises: BuildError when it must be built and the compiler is absent, of a wrong version, or refuses the source.
     """
+    from . import shipped
+
+    return shipped.find(op) or build(op)
+
+
+def build(op: str) -> GfxBuild:
+    """The operator built here, from the cache when compiler, flags and sources are the same."""
     require_compiler()
 
     def make(to: Path) -> None:
@@ -82,6 +93,5 @@ def code_object(op: str) -> GfxBuild:
         compile_text(sources.kernel(op), text)
         assemble(text, to)
 
-    key = [zig.version(), sources.digest(), *COMPILE, *ASSEMBLE, *LINK]
-    made = cache.cached(f"{op}.hsaco", key, make)
-    return GfxBuild(op, made.with_suffix(".s"), made.with_suffix(".o"), made)
+    made = cache.cached(f"{op}.hsaco", [zig.version(), sources.digest(), flags()], make)
+    return GfxBuild(op, made.with_suffix(".s"), made)

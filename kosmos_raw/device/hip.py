@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..build import gfx950, inline, report
+from ..build import gfx950, inline, report, shipped
 from ..errors import NotAvailable
 from .cupy_common import Code, CupyDevice, GpuError, import_cupy
 
@@ -21,6 +21,7 @@ UNCACHED = 3  # hipDeviceMallocUncached, which hip-python does not name: no L2 k
 HOST_FLAGS = 0x40000000 | 2 | 1  # hipHostMallocCoherent | Mapped | Portable
 RUNTIME_COMPILER = ("-std=c++20", "-O3")
 FIXED_ROCM = (7, 0, 2)  # before it host memory was not coherent for kernels on gfx950
+CODE = "KOSMOS_HIP_CODE"  # "object" or "source"
 CU_MASKS = ("HSA_CU_MASK", "ROC_GLOBAL_CU_MASK")  # take compute units away without changing their count
 
 
@@ -155,7 +156,7 @@ class HipDevice(CupyDevice):
         return host, int(self.hip.hipHostGetDevicePointer(host, 0)), lambda: free(host)
 
     def _code(self, op: str) -> Code:
-        if gfx950.missing() is not None:
+        if self._wants_source(op):
             return Code(None, inline.source_text(op), RUNTIME_COMPILER, report.python_param_bytes(op))
         built = gfx950.code_object(op)
         kernel = next(found for found in report.gfx950(built) if found.kernel == f"{op}_main")
@@ -164,6 +165,19 @@ class HipDevice(CupyDevice):
                 f"{op}: the code object takes {len(kernel.arguments)} arguments, want one, the params struct"
             )
         return Code(built.code_object, "", (), kernel.arguments[0])
+
+    def _wants_source(self, op: str) -> bool:
+        """Whether hiprtc compiles the sources here, instead of loading a code object.
+
+        Code objects are the default: they are the very text that was checked and emulated, made by a compiler whose
+        faults are known, and nothing is compiled while other ranks wait. Where there is neither a shipped one nor the
+        compiler, hiprtc is what is left.
+        """
+        can_load = shipped.find(op) is not None or gfx950.missing() is None
+        chosen = os.environ.get(CODE) or ("object" if can_load else "source")
+        if chosen not in ("object", "source"):
+            raise ValueError(f"device hip: {CODE} is {chosen!r}, want object or source")
+        return chosen == "source"
 
     def _occupancy(self, function: int, threads: int, shared_bytes: int) -> int:
         return int(self.hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, shared_bytes))
