@@ -18,7 +18,7 @@ CHECKED = "0.17.1"  # LLVM 22.1
 COMPILE = (
     *("-x", "hip", "-std=c++20", "--cuda-device-only", "--offload-arch=gfx950", "-nogpulib", "-nogpuinc", "-O3"),
     "-fuse-cuid=none",  # else the code object depends on the path of its source
-    *("-mllvm", "-amdgpu-sdwa-peephole=0"),  # the emulator knows no SDWA forms, and they gain nothing here
+    *("-mllvm", "-amdgpu-sdwa-peephole=0"),  # SDWA forms gain nothing here, and the emulator knows only some
     *("-Wall", "-Wextra", "-Werror", "-S"),
 )
 ASSEMBLE = ("-target", "amdgcn-amd-amdhsa", "-mcpu=gfx950", "-c")

@@ -57,21 +57,31 @@ def cpu_identity() -> str:
     return platform.machine() + "".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
-def shared_library(source: Path, flags: Sequence[str] = (), depends: Sequence[Path] = ()) -> Path:
+# Flags given by a caller come after these and win.
+_LIBRARY = (
+    *("-x", "c++", "-std=c++20", "-march=native", "-O3", "-g1", "-ffp-contract=fast"),
+    *("-Wall", "-Wextra", "-Werror"),
+    *("-fno-exceptions", "-fno-rtti", "-nostdlib++", "-fno-sanitize=all", "-fPIC", "-shared", "-pthread"),
+)
+
+
+def shared_library(
+    source: Path,
+    flags: Sequence[str] = (),
+    depends: Sequence[Path] = (),
+    *,
+    name: str | None = None,
+    kernel_sources: bool = True,
+) -> Path:
     """A host library from one C++20 source that uses no C++ standard library (which would take minutes to build).
 
-    The key covers the source, everything in hip_kernels/, the files in `depends`, the flags, compiler and CPU.
+    The key covers the source, the files in `depends`, the flags, compiler and CPU, and, unless the source includes none
+    of it, everything in hip_kernels/.
     """
-    options = [
-        *("-x", "c++", "-std=c++20", "-march=native", "-O3", "-g1", "-ffp-contract=fast"),
-        *("-Wall", "-Wextra", "-Werror"),
-        *("-fno-exceptions", "-fno-rtti", "-nostdlib++", "-fno-sanitize=all", "-fPIC", "-shared", "-pthread"),
-        *flags,
-    ]
     texts = [path.read_text() for path in (source, *depends)]
-    key = [version(), cpu_identity(), sources.digest(), *options, *texts]
+    key = [version(), cpu_identity(), sources.digest() if kernel_sources else "", *_LIBRARY, *flags, *texts]
 
     def make(to: Path) -> None:
-        run(["c++", *options, "-o", str(to), str(source)])
+        run(["c++", *_LIBRARY, *flags, "-o", str(to), str(source), "-lm"])
 
-    return build_cache.cached(f"{source.stem}.so", key, make)
+    return build_cache.cached(f"{name or source.stem}.so", key, make)
