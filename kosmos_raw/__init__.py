@@ -10,7 +10,8 @@ from .errors import (
     WaitRecord,
 )
 from .ops.ag_gemm import ag_gemm
-from .plan.ag_gemm import split_rows
+from .ops.gemm_rs import gemm_rs
+from .plan.shapes import split_rows
 from .ranks.communicator import Communicator
 from .ranks.launch import launch
 
@@ -26,6 +27,7 @@ __all__ = [
     "WaitError",
     "WaitRecord",
     "ag_gemm",
+    "gemm_rs",
     "launch",
     "split_rows",
 ]

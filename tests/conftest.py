@@ -14,10 +14,11 @@ def shared_memory_files() -> set[str]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind():
+def nothing_is_left_behind(request):
     before = shared_memory_files()
     fds = len(os.listdir("/proc/self/fd"))
     yield
     assert not multiprocessing.active_children()
     assert shared_memory_files() <= before
-    assert len(os.listdir("/proc/self/fd")) <= fds + 2  # libraries that were loaded meanwhile may keep one
+    if not any(map(request.node.get_closest_marker, ("cuda", "hip"))):  # their drivers open dozens, once a process
+        assert len(os.listdir("/proc/self/fd")) <= fds + 2  # libraries that were loaded meanwhile may keep one

@@ -21,7 +21,8 @@ def ternary(rng, shape):
 
 
 def back_to_back(comm, calls, seed):
-    """Calls with changing data, shapes, crews and policies; every element of every call is exact. Returns how many."""
+    """Calls of all operators in turn, with changing data, shapes, crews and policies; every element of every call is
+    exact. Returns how many."""
     rng = np.random.default_rng(seed)  # the same on every rank
     kept = []
     for call in range(calls):
@@ -29,18 +30,40 @@ def back_to_back(comm, calls, seed):
         n, k = int(rng.integers(1, 120)), int(rng.integers(1, 120))
         policy = ("one_way", "fixed")[int(rng.integers(2))]
         movers = int(rng.integers(1, comm.workgroups)) if comm.ranks > 1 else None
-        shards = [ternary(rng, (r, k)) for r in rows]
-        b = ternary(np.random.default_rng((seed, call, comm.rank)), (n, k))
-        c = kr.ag_gemm(comm, shards[comm.rank], b, rows=rows, policy=policy, movers=movers)
-        want = np.concatenate(shards).astype(np.float32) @ b.astype(np.float32).T
-        assert np.array_equal(c.astype(np.float32), want), (call, rows, n, k, policy, movers)
-        kept = [*kept[-3:], (c, want)]
-        for old, old_want in kept:  # a result is the caller's: later calls must not touch it
-            assert np.array_equal(old.astype(np.float32), old_want), call
+        one = EXACT[int(rng.integers(len(EXACT)))]
+        results = one(comm, (seed, call), rows, n, k, policy=policy, movers=movers)
+        kept = [*kept[-3:], results]
+        for results in kept:  # a result is the caller's: later calls must not touch it
+            for got, want in results:
+                assert np.array_equal(got.astype(np.float32), want), (call, one.__name__, rows, n, k, policy, movers)
     return calls
 
 
-def bits_with_delays(comm, seed, delays, policy, movers):
+def exact_ag_gemm(comm, seed, rows, n, k, **options):
+    """[(result, what it must be)] of one call with data from `seed`."""
+    shards = [ternary(np.random.default_rng((*seed, q)), (r, k)) for q, r in enumerate(rows)]
+    b = ternary(np.random.default_rng((*seed, 100 + comm.rank)), (n, k))
+    c = kr.ag_gemm(comm, shards[comm.rank], b, rows=rows, **options)
+    return [(c, np.concatenate(shards).astype(np.float32) @ b.astype(np.float32).T)]
+
+
+def exact_gemm_rs(comm, seed, rows, n, k, **options):
+    m, own = sum(rows), slice(sum(rows[: comm.rank]), sum(rows[: comm.rank + 1]))
+    given = []
+    for q in range(comm.ranks):
+        rng = np.random.default_rng((*seed, q))
+        given.append((ternary(rng, (m, k)), ternary(rng, (n, k))))
+    c = kr.gemm_rs(comm, *given[comm.rank], rows=rows, **options)
+    want = sum(a[own].astype(np.float32) @ b.astype(np.float32).T for a, b in given)
+    return [
+        (c, want.astype(BF16).astype(np.float32))
+    ]  # partials are exact, and so is their sum before its one rounding
+
+
+EXACT = [exact_ag_gemm, exact_gemm_rs]
+
+
+def bits_with_delays(comm, op, seed, delays, policy, movers):
     """The bits of one product, with ranks that come late by random times."""
     rng = np.random.default_rng(seed)
     shards = rng.standard_normal((comm.ranks, 50, 72)).astype(BF16)
@@ -49,7 +72,7 @@ def bits_with_delays(comm, seed, delays, policy, movers):
     bits = []
     for _ in range(delays):
         time.sleep(dice.random() * 0.02)
-        bits.append(kr.ag_gemm(comm, shards[comm.rank], b, policy=policy, movers=movers).view(np.uint16).copy())
+        bits.append(getattr(kr, op)(comm, shards[comm.rank], b, policy=policy, movers=movers).view(np.uint16).copy())
     return bits
 
 

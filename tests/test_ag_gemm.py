@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import kosmos_raw as kr
-from kosmos_raw.checks.ag_gemm import Case, merge, run_all
+from kosmos_raw.checks.operators import Case
+from kosmos_raw.checks.validate import merge, run_all
 from kosmos_raw.numerics import oracles
 from kosmos_raw.numerics.tolerance import compare, gemm_bound
 from tests import programs
@@ -38,7 +39,7 @@ SHAPES = [
 def test_matches_oracle(policy, arena):
     for ranks in range(1, 9):
         cases = [
-            Case(rows, n, k, policy=policy, movers=movers if ranks > 1 else None, arena=arena, seed=ranks)
+            Case(rows, n, k, policy=policy, movers=movers if ranks > 1 else None, arena=arena, seed=ranks, iters=1)
             for rows, n, k in SHAPES
             if len(rows) == ranks
             for movers in (None, 1, 3)
@@ -65,7 +66,7 @@ def test_bits_do_not_depend_on_delays_crews_or_policies():
     every = []
     for policy, movers, workgroups in (("one_way", 1, 2), ("one_way", 5, 7), ("fixed", 2, 3), ("one_way", None, 16)):
         for rank_bits in kr.launch(
-            programs.bits_with_delays, 7, 4, policy, movers, ranks=4, mode="threads", workgroups=workgroups
+            programs.bits_with_delays, "ag_gemm", 7, 4, policy, movers, ranks=4, mode="threads", workgroups=workgroups
         ):
             every += rank_bits
     assert len(every) == 64

@@ -66,6 +66,33 @@ def test_sm90_report_holds(op: str) -> None:
     assert build.cubin.read_bytes()[:4] == b"\x7fELF"
 
 
+@needs_nvcc
+def test_sm90_tile_in_every_layout_holds() -> None:
+    """Both ways out of the tile, all widths: no spill, and nothing between WGMMAs that makes them wait."""
+    build = sm90.cubin("layouts", Path(__file__).parent / "sm90" / "layouts.hip")
+    kernels = report.sm90(build)
+    assert {k.kernel for k in kernels} == {"tn_main", "nn_main", "nt_main", "fours_main"}
+    assert [report.check(k, params.AG_GEMM.itemsize) for k in kernels] == [[]] * len(kernels)
+    ptx = build.text.read_text()
+    for n in (256, 192, 128):
+        assert f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16" in ptx
+
+
+@needs_nvcc
+def test_sm90_operands_have_the_size_of_their_mirror(tmp_path: Path) -> None:
+    folder = sources.folder() / "target"
+    lines = [
+        f'#include "{folder}/target.h"',
+        f'#include "{folder}/run.h"',
+        "#define AT(f) __builtin_offsetof(target::Operands, f)",
+    ]
+    lines += [f"static_assert(sizeof(target::Operands) == {sm90.OPERANDS.itemsize});"]
+    lines += [f"static_assert(AT({name}) == {sm90.OPERANDS.fields[name][1]});" for name in sm90.OPERANDS.names]
+    lines += [f"static_assert(target::MAX_OPERANDS == {sm90.MAX_OPERANDS});"]
+    (tmp_path / "operands.hip").write_text("\n".join(lines) + "\n")
+    sm90.compile_text(tmp_path / "operands.hip", tmp_path / "out")
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_host_params_have_the_size_of_their_mirror(op: str) -> None:
     assert compile_command.build("host", op)["problems"] == []
@@ -75,7 +102,7 @@ def test_check_finds_what_is_wrong(gfx950_text: dict[str, str]) -> None:
     text = gfx950_text["ag_gemm"]
     size = params.AG_GEMM.itemsize
     (good,) = report.gfx950_text(text)
-    assert "want one struct" in report.check(good, size + 8)[0]
+    assert "want structs of" in report.check(good, size + 8)[0]
     for field, value, word in (
         ("vgpr_spill_count", "3", "spills"),
         ("private_segment_fixed_size", "16", "scratch"),
@@ -90,7 +117,10 @@ def test_check_finds_what_is_wrong(gfx950_text: dict[str, str]) -> None:
     assert "call" in report.check(bad, size)[0]
 
 
-PTX = ".visible .entry k_main(\n\t.param .align 8 .b8 k_main_param_0[304]\n)\n.maxntid 384\n{\n}\n"
+PTX = (
+    ".visible .entry k_main(\n\t.param .align 8 .b8 k_main_param_0[304],\n\t.param .align 64 .b8 k_main_param_1["
+    f"{sm90.OPERANDS.itemsize}]\n)\n.maxntid 384\n{{\n}}\n"
+)
 LOG = (
     "ptxas info    : Compiling entry function 'k_main' for 'sm_90a'\n"
     "ptxas info    : Function properties for k_main\n"
@@ -110,6 +140,7 @@ def test_what_ptxas_says_is_heard() -> None:
     assert "serialized" in problems(PTX, "ptxas info    : (C7510) " + serialized + good)[0]
     assert "non-coherent" in problems(PTX.replace("{\n}", "{\nld.global.nc.u32 %r1, [%rd1];\n}"), good)[0]
     assert "304" in problems(PTX.replace("[304]", "[296]"), good)[0]
+    assert "304" in problems(PTX.replace(f"[{sm90.OPERANDS.itemsize}]", "[64]"), good)[0]
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -171,7 +202,7 @@ def test_inlined_text_is_the_same_ptx(op: str, tmp_path: Path) -> None:
 
 def test_a_compiler_error_in_inlined_text_names_the_header(tmp_path: Path) -> None:
     root = copy_of_sources(tmp_path / "hip_kernels")
-    mutate(root / "schedule" / "chunks.h", "u32 zero;", "u32 zero;\n  nonsense here;")
+    mutate(root / "schedule" / "chunks.h", "  u32 tile_m; ", "  nonsense here;\n  u32 tile_m; ")
     wrong = next(i for i, line in enumerate((root / "schedule" / "chunks.h").open(), 1) if "nonsense" in line)
     (tmp_path / "all.hip").write_text(inline.source_text("ag_gemm", root))
     with pytest.raises(zig.BuildError, match=f"schedule/chunks.h:{wrong}:.*nonsense"):
@@ -205,7 +236,7 @@ def test_command_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert compile_command.run(command("--target", "gfx950", "--op", "ag_gemm", "-o", str(tmp_path))) == 0
     out = capsys.readouterr().out
     assert "ag_gemm_main" in out and "registers" in out
-    assert {path.suffix for path in (tmp_path / "gfx950").iterdir()} == {".s", ".o", ".hsaco"}
+    assert {path.suffix for path in (tmp_path / "gfx950").iterdir()} == {".s", ".hsaco"}
 
 
 def test_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:

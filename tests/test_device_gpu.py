@@ -78,6 +78,17 @@ class Fake:
         self.host[ctypes.addressof(buffer)] = buffer
         return ctypes.addressof(buffer)
 
+    def driver(self):
+        """What device/cuda.py asks of the driver itself."""
+
+        def launch(function, x, y, z, threads, ty, tz, shared, stream, arguments, extra):
+            assert function == 0xF00 and y == z == ty == tz == 1 and extra is None
+            params = ctypes.string_at(arguments[0], 8)
+            self.note("launch", self.current_device, (x,), (threads,), params, shared, stream)
+            return 0
+
+        return SimpleNamespace(cuLaunchKernel=launch)
+
     # -- cupy
 
     def cupy(self):
@@ -334,7 +345,7 @@ def make(monkeypatch):
             monkeypatch.setattr(module, "hip_libraries", lambda: [])
             device = module.HipDevice(index, ranks, **options)
         else:
-            monkeypatch.setattr(module, "_driver", lambda: None)
+            monkeypatch.setattr(module, "_driver", fake.driver)
             device = module.CudaDevice(index, ranks, **options)
         monkeypatch.setattr(device, "_code", lambda op: Code(Path(f"/built/{op}.bin"), "", (), 8))
         opened.append(device)
@@ -708,12 +719,13 @@ def test_a_kernel_is_loaded_at_once_on_the_right_gpu(make, name):
     assert fake.of("get_function") == [(1, f"{OP}_main")]
     assert fake.current_device == 0
     threads = 512 if name == "hip" else 384
-    assert fake.of("occupancy") == [(0xF00, threads, 0)]
+    shared = report.target_constants(device.target).get("DYNAMIC_SHARED_BYTES", 0)
+    assert fake.of("occupancy") == [(0xF00, threads, shared)]
     assert (kernel.tile.m, kernel.tile.n) == tuple(
         report.target_constants(device.target)[constant] for constant in ("TILE_M", "TILE_N")
     )
     kernel.launch(ONE, 7)
-    assert fake.of("launch") == [(1, (7,), (threads,), bytes(8), 0, device.stream.ptr)]
+    assert fake.of("launch") == [(1, (7,), (threads,), bytes(8), shared, device.stream.ptr)]
 
 
 def test_constants_of_the_devices(make):

@@ -60,7 +60,7 @@ def test_different_calls_are_reported_by_all(what):
         assert record.reason in ("different call", "waited too long")
     records = kr.launch(programs.different_calls, what, ranks=2, mode="threads", timeout_s=20)
     assert [record.reason for record in records] == ["different call"] * 2
-    assert {record.kind for record in records} == {"pull"} and records[0].signal == "call[1]"
+    assert {record.kind for record in records} <= {"pull", "drain"} and records[0].signal == "call[1]"
 
 
 def test_arena_on_one_rank_only_is_reported():

@@ -13,7 +13,9 @@ from kosmos_raw.build import params, sources, zig
 from kosmos_raw.device.base import Tile
 from kosmos_raw.memory.allocator import ALIGNMENT, Allocator
 from kosmos_raw.numerics.tolerance import compare, gemm_bound
-from kosmos_raw.plan.ag_gemm import movers_for, plan_ag_gemm, split_rows
+from kosmos_raw.plan.ag_gemm import plan_ag_gemm
+from kosmos_raw.plan.gemm_rs import plan_gemm_rs
+from kosmos_raw.plan.shapes import split_rows
 
 TILE = Tile(96, 96)
 
@@ -29,35 +31,13 @@ def test_rows_of_ten_over_four():
     assert split_rows(10, 4) == [3, 3, 2, 2] and split_rows(3, 4) == [1, 1, 1, 0]
 
 
-@pytest.mark.parametrize(
-    ("n", "ranks", "workgroups", "movers"),
-    [
-        (3584, 8, 256, 42),  # 6 for each of 7 peers
-        (3583, 8, 256, 56),  # 8
-        (8192, 1, 256, 0),
-        (8192, 2, 256, 6),
-        (512, 8, 4, 1),
-        (512, 8, 2, 1),
-        (512, 8, 64, 14),
-        (512, 3, 128, 8),
-    ],
-)
-def test_movers(n, ranks, workgroups, movers):
-    assert movers_for(n, ranks, workgroups) == movers
-
-
-@given(st.integers(1, 10**5), st.integers(2, 8), st.integers(2, 256))
-def test_every_mover_has_a_builder_beside_it(n, ranks, workgroups):
-    assert 1 <= movers_for(n, ranks, workgroups) <= workgroups // 2
-
-
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=8), st.integers(0, 5000), st.integers(0, 5000))
 def test_plan_geometry(rows, n, k):
     plan = plan_ag_gemm(rows, n, k, TILE, 8)
     assert plan.first[len(rows)] == plan.m == sum(rows) and len(plan.first) == params.MAX_RANKS + 1
     assert all(b - a == r for a, b, r in zip(plan.first, plan.first[1:], rows, strict=False))
     assert plan.tile_rows_max * TILE.m >= max(rows) > (plan.tile_rows_max - 1) * TILE.m or max(rows) == 0
-    assert plan.padded_k % 8 == 0 <= plan.padded_k - k < 8 and plan.ldc % 8 == 0 <= plan.ldc - n < 8
+    assert plan.padded_k % 8 == 0 <= plan.padded_k - k < 8 and plan.padded_n % 8 == 0 <= plan.padded_n - n < 8
     assert plan.shard_bytes == 2 * max(rows) * plan.padded_k
 
 
@@ -68,6 +48,36 @@ def test_byte_counts_past_32_bits():
         plan_ag_gemm([2**30] * 2, 8, 8, TILE, 8)
     with pytest.raises(ValueError, match="queue entries do not fit in 32 bits"):
         plan_ag_gemm([2**30], 2**30, 8, TILE, 8)
+
+
+@given(
+    st.lists(st.integers(0, 5000), min_size=1, max_size=8),
+    st.integers(1, 5000),
+    st.integers(0, 5000),
+    st.integers(2, 256),
+)
+def test_plan_of_gemm_rs(rows, n, k, workgroups):
+    plan = plan_gemm_rs(rows, n, k, TILE, workgroups)
+    assert plan.movers < workgroups and 1 <= plan.max_movers <= workgroups and plan.slices >= 1
+    assert plan.bands * plan.band_tile_rows >= plan.tile_rows_max > (plan.bands - 1) * plan.band_tile_rows
+    assert plan.partial_bytes == plan.m * plan.padded_n * 2 and plan.partial_bytes % 16 == 0
+    other = plan_gemm_rs(rows, n, k + 999, TILE, workgroups)  # ranks may differ in K, and so in their crews
+    assert other.partial_bytes == plan.partial_bytes
+
+
+def test_what_gemm_rs_refuses():
+    for wrong in ({"movers": 0}, {"movers": 8}, {"max_movers": 0}, {"movers": 4, "max_movers": 3}, {"max_movers": 9}):
+        with pytest.raises(ValueError, match=r"gemm_rs: .*movers is"):
+            plan_gemm_rs([100, 100], 64, 64, TILE, 8, **wrong)
+
+
+def test_an_exchanged_buffer_is_kept_when_no_other_fits():
+    allocator = Allocator(1 << 16)
+    small = allocator.take(1000)
+    assert allocator.exchange(small, 1 << 20) is None and allocator.owner_of(small) == small
+    large = allocator.exchange(small, 60_000)
+    assert large is not None and allocator.taken_bytes == 60_160  # the old one was given back first
+    assert allocator.exchange(None, 5000) == large - 5120
 
 
 @settings(max_examples=200)
@@ -103,7 +113,9 @@ def test_mirrors_have_the_sizes_and_offsets_of_the_headers(tmp_path):
         "Group": params.GROUP,
         "Counters": params.COUNTERS,
         "Chunks": params.CHUNKS,
+        "Staging": params.STAGING,
         "AgGemmParams": params.AG_GEMM,
+        "GemmRsParams": params.GEMM_RS,
     }
     wanted, lines = [], []
     for name, dtype in structs.items():
@@ -115,6 +127,7 @@ def test_mirrors_have_the_sizes_and_offsets_of_the_headers(tmp_path):
     source = tmp_path / "layout.cpp"
     source.write_text(
         f'#include <stddef.h>\n#include "{sources.folder()}/schedule/ag_gemm.h"\n'
+        f'#include "{sources.folder()}/schedule/gemm_rs.h"\n'
         f'extern "C" const unsigned layout[] = {{{", ".join(lines)}}};\n'
     )
     library = ctypes.CDLL(str(zig.shared_library(source)))

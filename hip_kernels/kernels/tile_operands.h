@@ -14,22 +14,26 @@ struct TileOperands {
   const Vec16 *a, *b;  // bf16, the tile's first row (TN, and A of NN) or column (else)
   u32 rows, cols;      // at most the target's tile
   u32 K;               // a multiple of 8; any number in NT
-  u32 lda, ldb;        // elements from line to line of memory, multiples of 8. A line is read to the next multiple of 8
+  u32 lda, ldb;        // elements from line to line, multiples of 8 below 2^22. A line is read to the next multiple of 8
 };
 
 // An operator may tell where the result goes, if that is plain rows of BF16: then the target stores in its own way.
 struct TileResult {
   u64* c;   // [rows, ldc] bf16, the tile's first element
-  u32 ldc;  // elements, a multiple of 8, and at least the tile's columns rounded up to 8: all of those are written
+  u32 ldc;  // elements: a multiple of 8 below 2^21, and at least the columns rounded up to 8: all of those are written
 };
 
-// An operator Op offers
-//   LAYOUT                                   optional; TN if absent
-//   operands(p, w)                           -> TileOperands
-//   store(p, w, row, column, four)           four columns of a row as BF16; column is a multiple of 4. Or, before it:
-//   store_f32(p, w, row, column, four)       optional: the same as float (&)[4], not rounded yet
-//   result(p, w)                             optional: -> TileResult, where store would put them. Before both
-template <class Op> constexpr Layout layout() {
+// An operator Op offers LAYOUT (TN if it does not), operands(p, w) -> TileOperands, and store, which every target can use:
+//   store(p, w, row, column, four)       four columns of a row of the tile, as BF16; column is a multiple of 4
+// Optional, and taken by targets that know them instead of it, the first before the second:
+//   result(p, w) -> TileResult           where store would put all of them
+//   store_f32(p, w, row, column, four)   the same four as float (&)[4], not rounded yet
+// With THROUGH = true (optional), what result tells of is stored past every cache. NaNs that are handed over are quiet.
+template <class Op> DEVICE constexpr bool through() {
+  if constexpr (requires { Op::THROUGH; }) return Op::THROUGH;
+  else return false;
+}
+template <class Op> DEVICE constexpr Layout layout() {
   if constexpr (requires { Op::LAYOUT; }) return Op::LAYOUT;
   else return TN;
 }

@@ -6,7 +6,7 @@
 //
 // Why it cannot deadlock: a PULL waits only for its source rank to have started, which that rank's first WG does before it
 // waits for anything. A TILE waits only for PULLs of this rank's movers, which never wait for tiles and are all resident.
-// DRAIN waits for peers' PULLs of the own shard. By induction over epochs all of them end.
+// DRAIN waits for peers to start, and for their PULLs of the own shard. By induction over epochs all of them end.
 #pragma once
 #include "chunks.h"
 #include "group.h"
@@ -77,7 +77,7 @@ struct AgGemmSchedule {
     return {};
   }
 
-  // Own chunk first, then peers' tile rows interleaved as movers pull them. Entries past a short chunk's end are skipped.
+  // Own chunk first, in groups, then peers' tile rows interleaved as movers pull them. Entries past a short chunk's end are skipped.
   // The last entry is DRAIN, so exactly one WG draws it.
   DEVICE Work next_tile() {
     const u32 cols = columns(), own = p.m.tile_rows(p.g.rank) * cols, total = own + peers() * p.m.tile_rows_max * cols;
@@ -85,7 +85,10 @@ struct AgGemmSchedule {
       const u32 i = target::add(head(), 1, DEVICE_SCOPE);
       if (i == total) return {DRAIN, p.g.rank};
       if (i > total) return {};
-      if (i < own) return {TILE, p.g.rank, i / cols, i % cols};
+      if (i < own) {
+        const TileAt t = tile_in_groups(i, p.m.tile_rows(p.g.rank), cols, p.m.side_by_side ? p.m.side_by_side : 1);
+        return {TILE, p.g.rank, t.row, t.column};
+      }
       const u32 j = (i - own) / cols, q = peer_at(j % peers()), row = j / peers();
       if (row < p.m.tile_rows(q)) return {TILE, q, row, (i - own) % cols};
     }
@@ -93,12 +96,14 @@ struct AgGemmSchedule {
 
   DEVICE bool wait_inputs(const Work& w) const {
     const Group& g = p.g;
-    if (w.kind == PULL) return wait_started(g, w, w.chunk);  // which stays in this launch until all have read its shard
+    if (w.kind == PULL) return wait_started(g, w, w.chunk, 1);
     if (w.kind == TILE && w.chunk != g.rank) {
       if (!wait_at_least(g, w, slices_landed(w.chunk, w.row), slices(w.chunk), DEVICE_SCOPE)) return false;
       target::acquire(DEVICE_SCOPE);  // pairs with the first release in finish
     }
-    if (w.kind == DRAIN && p.m.rows(g.rank)) {  // nobody reads, nor reports on, an empty shard
+    if (w.kind == DRAIN) {
+      if (!wait_all_started(g, w)) return false;
+      if (!p.m.rows(g.rank)) return true;  // nobody reads, nor reports on, an empty shard
       // No acquire: it is the next launch that writes the shard, and the end of this one orders that.
       for (u32 i = 0; i < peers(); i++)
         if (!wait_at_least(g, w, &own_signals(g).reads_done[peer_at(i)], g.epoch, SYSTEM_SCOPE)) return false;

@@ -6,7 +6,7 @@ struct Chunks {
   u32 first[MAX_RANKS + 1];  // rank q owns rows first[q] .. first[q + 1] of the gathered matrix
   u32 tile_m;                // rows of a tile row; the last one of a chunk may be short
   u32 tile_rows_max;         // tile rows of the longest chunk
-  u32 zero;
+  u32 side_by_side;          // tile rows of the own chunk that are worked on together; 0 = one
   DEVICE u32 rows(u32 q) const { return first[q + 1] - first[q]; }
   DEVICE u32 tile_rows(u32 q) const { return (rows(q) + tile_m - 1) / tile_m; }
   DEVICE u32 rows_in(u32 q, u32 row) const {
@@ -15,3 +15,13 @@ struct Chunks {
   }
 };
 static_assert(sizeof(Chunks) == 48);
+
+struct TileAt { u32 row, column; };
+
+// Tile i of `rows` tile rows, in groups of `height` of them; inside a group the row changes fastest. So tiles that are
+// worked on at a time share rows of both operands, and caches need not hold a whole operand.
+DEVICE inline TileAt tile_in_groups(u32 i, u32 rows, u32 columns, u32 height) {
+  const u32 first = i / (height * columns) * height, left = rows - first, in = i - first * columns;
+  if (left < height) height = left;
+  return {first + in % height, in / height};
+}

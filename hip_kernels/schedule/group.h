@@ -2,12 +2,12 @@
 #pragma once
 #include "../target/target.h"
 
-enum Kind : u32 { LEAVE, PULL, TILE, DRAIN };
+enum Kind : u32 { LEAVE, PULL, TILE, DRAIN, POISON, REDUCE };
 
 // How the WGs of a kernel divide moving and building (paper Table 2). Chosen at launch.
 enum Policy : u32 {
-  ONE_WAY,  // a mover whose share is moved becomes a builder, once
-  FIXED,    // a mover leaves when its share is moved
+  ONE_WAY,  // who finds no more work of its own kind takes the other kind, once
+  FIXED,    // it leaves instead
 };
 
 // One unit of work, 16 bytes, so that handing it to all lanes is one word of shared memory. The coordinates mean the same
@@ -21,7 +21,7 @@ struct Work {
 // and holds an epoch: compared by signed difference, never reset. (A count per epoch breaks when two launches differ in shape.)
 struct Signals {
   u32 started[MAX_RANKS];     // the launch that rank q is in: its input is valid, all of its earlier launches is done
-  u32 call[MAX_RANKS];        // fingerprint of that launch: operator, rows of every rank, K, epoch
+  u32 call[2][MAX_RANKS];     // by epoch parity, fingerprint of that launch: operator, rows of every rank, K, epoch
   u32 reads_done[MAX_RANKS];  // the last launch in which rank q has read all of this rank's input
 };
 
@@ -42,7 +42,7 @@ struct Group {                        // mirrored by kosmos_raw/build/params.py;
   u64 limit_ticks;                    // how long one wait may last
   u32 rank, ranks, epoch, call, wgs, trace_events;
 };
-static_assert(sizeof(Group) == 128 && sizeof(WaitRecord) == 48 && sizeof(Signals) == 12 * MAX_RANKS);
+static_assert(sizeof(Group) == 128 && sizeof(WaitRecord) == 48 && sizeof(Signals) == 16 * MAX_RANKS);
 
 DEVICE inline const Signals& own_signals(const Group& g) { return *g.signals_of[g.rank]; }
 
@@ -91,23 +91,31 @@ DEVICE inline bool wait_at_least(const Group& g, const Work& w, const u32* signa
 // "My launch `epoch` has begun." Stored at all ranks, this one included.
 DEVICE inline void announce_start(const Group& g) {
   if (target::wg() != 0) return;
-  for (u32 q = 0; q < g.ranks; q++) target::store(&g.signals_of[q]->call[g.rank], g.call, SYSTEM_SCOPE);
+  for (u32 q = 0; q < g.ranks; q++) target::store(&g.signals_of[q]->call[g.epoch % 2][g.rank], g.call, SYSTEM_SCOPE);
   // Fingerprint and everything before it, then the epoch: pairs with the acquire in wait_started.
   target::release(SYSTEM_SCOPE);
   for (u32 q = 0; q < g.ranks; q++) target::store(&g.signals_of[q]->started[g.rank], g.epoch, SYSTEM_SCOPE);
 }
 
-// Waits until rank q is in this launch, and in the same call. Only for a q that cannot leave the launch before this rank
-// has used what it waited for; otherwise q's next fingerprint may already be here.
-DEVICE inline bool wait_started(const Group& g, const Work& w, u32 q) {
+// Waits until ranks first .. first + count - 1 (round the end) are in this launch, and in the same call.
+//
+// Every operator has some WG wait for ALL ranks in every launch. So no rank leaves a launch that another has not begun, none
+// is ever two launches ahead, and the fingerprints, in two slots by parity, are those of this launch.
+DEVICE inline bool wait_started(const Group& g, const Work& w, u32 first, u32 count) {
   const Signals& own = own_signals(g);
-  if (!wait_at_least(g, w, &own.started[q], g.epoch, SYSTEM_SCOPE)) return false;
+  for (u32 i = 0; i < count; i++)
+    if (!wait_at_least(g, w, &own.started[(first + i) % g.ranks], g.epoch, SYSTEM_SCOPE)) return false;
   target::acquire(SYSTEM_SCOPE);  // pairs with the release in announce_start
-  const u32 call = target::load(&own.call[q], SYSTEM_SCOPE);
-  if (call == g.call) return true;
-  give_up(g, DIFFERENT_CALL, w, &own.call[q], g.call, call);
-  return false;
+  for (u32 i = 0; i < count; i++) {
+    const u32* slot = &own.call[g.epoch % 2][(first + i) % g.ranks];
+    const u32 call = target::load(slot, SYSTEM_SCOPE);
+    if (call == g.call) continue;
+    give_up(g, DIFFERENT_CALL, w, slot, g.call, call);
+    return false;
+  }
+  return true;
 }
+DEVICE inline bool wait_all_started(const Group& g, const Work& w) { return wait_started(g, w, g.rank, g.ranks); }
 
 // Local counters come in two sets. A launch uses set epoch % 2 and clears the other one, which no WG of this launch touches
 // and which the launch before has left: launches of one communicator follow each other on one stream. So queue heads restart

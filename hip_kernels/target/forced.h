@@ -8,6 +8,7 @@
 namespace target {
 inline u32 lane() { return 0; }
 inline u32 lanes() { return 1; }
+constexpr u32 COPY_BATCH = 8;
 inline u32 wg() { return W.me->wg; }
 inline void barrier() {}
 
@@ -78,6 +79,24 @@ template <class T> void write(T* p, T v) {
   for (u32 i = 0; i < sizeof(T) / 8; i++) {
     data_switch_point();
     write_word((u64*)p + i, w.at[i]);
+  }
+}
+
+// A polled word whose data has not come holds this; loads that return it order nothing.
+inline void polled_words_hold(u64 absent) { W.absent = absent; }
+template <class T> T read_polled(const T* p) {
+  Words<T> w;
+  for (u32 i = 0; i < sizeof(T) / 8; i++) {
+    switch_point();
+    w.at[i] = read_polled_word((const u64*)p + i);
+  }
+  return __builtin_bit_cast(T, w);
+}
+template <class T> void write_through(T* p, T v) {
+  const Words<T> w = __builtin_bit_cast(Words<T>, v);
+  for (u32 i = 0; i < sizeof(T) / 8; i++) {
+    data_switch_point();
+    write_word((u64*)p + i, w.at[i], true);
   }
 }
 

@@ -33,12 +33,15 @@ inline void fiber_main() {
 // A polling fiber sleeps until one of the signals changes that it loaded since its last pause returned. A deadlock is so
 // known exactly and at once: a WG that polls again sees the same and does the same. Who polls nothing, or very much, never
 // sleeps; then it is ENDLESS instead.
+inline u32 version(u32 watched) {
+  return watched < MAX_SIGNALS ? W.signal_words[watched].when : W.data_words[watched - MAX_SIGNALS].shown;
+}
 inline bool asleep(Fiber& f) {
   if (!f.polling) return false;
   if (f.looked == W.changes) return true;
   if (f.watches_all || !f.num_watched) return false;
   for (u32 i = 0; i < f.num_watched; i++)
-    if (W.signal_words[f.watched[i].word].when != f.watched[i].when) return false;
+    if (version(f.watched[i].word) != f.watched[i].when) return false;
   f.looked = W.changes;
   return true;
 }
@@ -112,6 +115,7 @@ inline void begin_history(u64 seed) {
   memset(W.symptoms, 0, sizeof W.symptoms);
   W.num_fibers = W.alive = W.num_data = W.num_signals = W.num_blind = 0;
   W.time = W.changes = 1;
+  W.absent = 0;
   W.steps = W.digest = 0;
   W.message[0] = 0;
   W.on_idle = nothing_more;

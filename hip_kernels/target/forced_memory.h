@@ -42,6 +42,11 @@ inline void show_data(Fiber& f, u32 i) {
   DataWord& d = W.data_words[s.word];
   d.old = W.data[s.word];
   W.data[s.word] = s.value;
+  d.shown = ++W.now;
+  d.shown_by = f.id;
+  d.shown_wrote = s.wrote;
+  d.through = s.through;
+  W.changes += s.through;
   if (d.buffered == f.id + 1) d.buffered = 0;
 }
 
@@ -56,7 +61,7 @@ inline u64 read_word(const u64* p) {
   return W.random.below(2) ? d->old : *p;
 }
 
-inline void write_word(u64* p, u64 v) {
+inline void write_word(u64* p, u64 v, bool through = false) {
   DataWord* d = data_word(p);
   Fiber& f = *W.me;
   if (!d) return;
@@ -73,7 +78,7 @@ inline void write_word(u64* p, u64 v) {
     return;
   }
   d->buffered = f.id + 1;
-  f.data.push({word, v});
+  f.data.push({word, v, f.now(), through});
 }
 
 // --- signals ---
@@ -97,9 +102,15 @@ inline void changed(Fiber& f, u32 i, u32 value) {
   W.changes++;
 }
 
+inline void keep_old(SignalWord& s) {
+  for (u32 k : SCOPES) s.published_old[k] = s.published[k];
+  s.rank_old = s.rank;
+}
+
 inline void show_signal(Fiber& f, u32 i) {
   const Store store = f.signals.at[i];
   f.signals.remove(i);
+  keep_old(W.signal_words[store.word]);
   changed(f, store.word, store.value);
   // As it was when the store was made: a release in between would have shown it.
   for (u32 k : SCOPES) W.signal_words[store.word].published[k] = f.released[k];
@@ -126,12 +137,32 @@ inline void watch(Fiber& f, u32 word, u32 when) {
   else f.watches_all = true;
 }
 
-// A load sees the newest version: what its writer had released is one acquire away.
+// Data that is its own signal. Loads and the store that they wait for need no order; but a store over what a load has got
+// does, and so does a load after the store that took the last data away.
+inline u64 read_polled_word(const u64* p) {
+  DataWord* d = data_word(p);
+  Fiber& f = *W.me;
+  if (!d) return 0;
+  const u32 word = p - W.data;
+  const bool own = d->buffered == f.id + 1;
+  const bool known = own || before(d->shown_by, d->shown_wrote, f), old = !known && W.random.below(4) == 0;
+  if (!known && !d->through) race("polling load", p, "the ordinary store", d->shown_by);
+  const u64 v = own ? *buffered(f.data, word) : old ? d->old : *p;
+  if (v != W.absent) d->readers.at[f.id] = f.now();
+  watch(f, MAX_SIGNALS + word, old ? 0 : d->shown);
+  return v;
+}
+
+// What the writer of a value had released is one acquire away.
 inline void hear(Fiber& f, SignalWord& s) {
   if (s.seen.at[f.id] == s.when) return;
   s.seen.at[f.id] = s.when;
   join(f.heard[SYSTEM_SCOPE], s.published[SYSTEM_SCOPE]);
   if (s.rank == f.rank) join(f.heard[DEVICE_SCOPE], s.published[DEVICE_SCOPE]);
+}
+inline void hear_old(Fiber& f, const SignalWord& s) {
+  join(f.heard[SYSTEM_SCOPE], s.published_old[SYSTEM_SCOPE]);
+  if (s.rank_old == f.rank) join(f.heard[DEVICE_SCOPE], s.published_old[DEVICE_SCOPE]);
 }
 
 inline u32 load_signal(Fiber& f, const u32* p, Scope scope) {
@@ -141,6 +172,7 @@ inline u32 load_signal(Fiber& f, const u32* p, Scope scope) {
   check_scope(f, s, i, scope);
   if (!before(s.writer, s.wrote, f) && s.seen.at[f.id] < s.when && W.random.below(4) == 0) {
     watch(f, i, 0);  // so that pause does not sleep on it
+    hear_old(f, s);
     return s.old;
   }
   hear(f, s);
@@ -168,6 +200,7 @@ inline u32 change_signal(Fiber& f, u32* p, const u32* was, u32 v, Scope scope) {
     watch(f, i, s.when);
     return found;
   }
+  keep_old(s);
   // A read-modify-write passes on what came before the value that it found.
   if (s.rank != f.rank) s.published[DEVICE_SCOPE] = s.published[SYSTEM_SCOPE];
   for (u32 k : SCOPES) join(s.published[k], f.released[k]);

@@ -10,7 +10,7 @@
 #include "forced_fiber.h"
 
 namespace target {
-constexpr u32 MAX_FIBERS = 64, MAX_DATA = 1 << 13, MAX_SIGNALS = 1 << 12, MAX_FENCES = 32, MAX_WATCHED = 8, MAX_BLIND = 8;
+constexpr u32 MAX_FIBERS = 64, MAX_DATA = 1 << 14, MAX_SIGNALS = 1 << 12, MAX_FENCES = 32, MAX_WATCHED = 24, MAX_BLIND = 8;
 constexpr Scope SCOPES[] = {DEVICE_SCOPE, SYSTEM_SCOPE};
 
 struct Random {  // xorshift64: a history is its seed
@@ -45,10 +45,12 @@ struct alignas(64) Clock {
 struct Store {  // made, but not yet visible to others
   u32 word;
   u64 value;
+  u32 wrote = 0;          // of data: when
+  bool through = false;   // past the caches: data that is its own signal
 };
 
 struct Watched {
-  u32 word, when;
+  u32 word, when;  // a signal, or MAX_SIGNALS + a data word that is polled
 };
 
 // One WG, or one of the two threads of control of a WG that runs ahead.
@@ -58,7 +60,7 @@ struct Fiber {
   bool done, polling, watches_all;
   u64 looked;                // changes of the world that were looked at while polling
   u32 num_watched;
-  Watched watched[MAX_WATCHED];  // signals loaded since the last pause returned
+  Watched watched[MAX_WATCHED];  // what was polled since the last pause returned
   Clock knows;               // what comes before this fiber's next action
   Clock released[2];         // by Scope: what it knew at its last release of that scope or a wider one
   Clock heard[2];            // by Scope: what its loads have brought; an acquire of that scope makes it known
@@ -71,13 +73,16 @@ struct DataWord {  // 8 bytes of ordinary memory
   u64 old;         // before the last store that became visible
   u32 writer, wrote;
   u32 buffered;    // 1 + the fiber in whose buffer a newer value is; 0 = none
+  u32 shown, shown_by, shown_wrote;  // the store that is visible: when it became so, whose it is, when it was made
+  bool through;    // that store went past the caches
   bool usable;     // lies in a buffer of the launch; all other words are guards
 };
 
 struct SignalWord {
   Clock published[2];  // by Scope: what comes before its value
+  Clock published_old[2];  // and before its old value
   Clock seen;          // the newest version that each fiber has loaded: it never goes back
-  u32 old, when, writer, wrote, rank;
+  u32 old, when, writer, wrote, rank, rank_old;
 };
 
 struct Fence {  // a place in the text
@@ -116,6 +121,7 @@ struct World {
   Fence fences[MAX_FENCES];
   u32 num_fences;
 
+  u64 absent;  // what a polled word holds while its data has not come
   u32 num_data, num_signals;
   alignas(64) u64 data[MAX_DATA];
   alignas(64) u32 signals[MAX_SIGNALS];

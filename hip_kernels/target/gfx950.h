@@ -12,6 +12,8 @@
 
 namespace target {
 constexpr u32 WG_THREADS = 512, WAVE = 64;
+constexpr u32 COPY_BATCH = 8;
+static_assert(COPY_BATCH * 16 * WG_THREADS == 64 << 10);  // bytes that a mover has on their way
 constexpr u32 TRACE_ROWS = 1;  // rows of Group::trace that one WG writes
 
 DEVICE inline u32 lane() { return __builtin_amdgcn_workitem_id_x(); }
@@ -76,6 +78,14 @@ DEVICE inline void acquire(Scope scope) {
 }
 template <class T> DEVICE inline T read(const T* p) { return *p; }
 template <class T> DEVICE inline void write(T* p, T v) { *p = v; }
+// sc0 sc1: neither L2 nor the caches above keep it, so that a peer's store is seen and a peer sees ours.
+DEVICE inline u64 read_polled(const u64* p) { return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM); }
+DEVICE inline void write_through(u64* p, u64 v) { __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM); }
+DEVICE inline Vec16 read_polled(const Vec16* p) { return {read_polled(&p->lo), read_polled(&p->hi)}; }
+DEVICE inline void write_through(Vec16* p, Vec16 v) {
+  write_through(&p->lo, v.lo);
+  write_through(&p->hi, v.hi);
+}
 
 DEVICE inline void pause() { __builtin_amdgcn_s_sleep(1); }               // about 64 cycles
 DEVICE inline u64 ticks() { return __builtin_amdgcn_s_memrealtime(); }    // 100 MHz, one clock for all XCDs of a GPU

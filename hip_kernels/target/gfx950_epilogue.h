@@ -5,7 +5,7 @@
 #include "gfx950_tile.h"
 
 namespace target {
-// Stores that every wave surely issues for a tile, whatever its rows and columns: the stream counts on them (see Tile::step).
+// Stores that every wave surely issues for a tile, whatever its rows and columns: the stream counts on them (Tile::step).
 // Where the operator stores by itself nobody knows, and the next tile's first step waits for all of them.
 template <class Op> constexpr u32 sure_stores() {
   return requires(const typename Op::Params& p, const Work& w) { Op::result(p, w); } ? 16 : 0;
@@ -23,7 +23,9 @@ template <u32 ROWS> DEVICE inline auto swap_halves(u32 x, u32 y) {
 
 // Plain rows of BF16, 16 bytes a lane. Rows and columns past the end get an offset past the buffer's end, which stores
 // nothing; offsets of row and column add up, and even two such are past it. No branch, so the count of stores is exact.
-template <Layout L, u32 ROWS> DEVICE inline void store_rows(const Tile<L, ROWS>& tile, const TileResult& to, u32 rows, u32 cols) {
+// THROUGH: sc0 sc1, past every cache.
+template <bool THROUGH, Layout L, u32 ROWS>
+DEVICE inline void store_rows(const Tile<L, ROWS>& tile, const TileResult& to, u32 rows, u32 cols) {
   using T = Tile<L, ROWS>;
   constexpr u32 PIECES = ROWS / 16, OUTSIDE = NOWHERE / 2;
   const I32x4 b = buffer(to.c, OUTSIDE);
@@ -41,7 +43,8 @@ template <Layout L, u32 ROWS> DEVICE inline void store_rows(const Tile<L, ROWS>&
   for (u32 half = 0; half < 2; half++)
 #pragma unroll
     for (u32 m = 0; m < T::BLOCKS_M; m++) {
-      const u32 r = T::A::row_of(half, tile.slice_a, m * ROWS + l % ROWS), row_bytes = r < rows ? r * to.ldc * 2 : OUTSIDE;
+      const u32 row = T::A::row_of(half, tile.slice_a, m * ROWS + l % ROWS);
+      const u32 row_bytes = row < rows ? row * to.ldc * 2 : OUTSIDE;
 #pragma unroll
       for (u32 h = 0; h < 2; h++)
 #pragma unroll
@@ -51,15 +54,18 @@ template <Layout L, u32 ROWS> DEVICE inline void store_rows(const Tile<L, ROWS>&
           const auto& d = tile.sums[half][h][m][T::BLOCKS_N - 1];
           constexpr u32 NEXT = ROWS == 16 ? 0 : 4;
           const u32 x = i * 8, y = x + NEXT;
-          const U32x2 p = pack(c[x], c[x + 1], c[x + 2], c[x + 3]), q = pack(d[y], d[y + 1], d[y + 2], d[y + 3]);
+          const U32x2 p = pack(c[x], c[x + 1], c[x + 2], c[x + 3]);
+          const U32x2 q = pack(d[y], d[y + 1], d[y + 2], d[y + 3]);
           const auto lo = swap_halves<ROWS>(p[0], q[0]), hi = swap_halves<ROWS>(p[1], q[1]);
-          __builtin_amdgcn_raw_buffer_store_b128(U32x4{lo[0], hi[0], lo[1], hi[1]}, out, row_bytes + column_bytes[h][i], 0, 0);
+          const U32x4 eight = {lo[0], hi[0], lo[1], hi[1]};
+          __builtin_amdgcn_raw_buffer_store_b128(eight, out, row_bytes + column_bytes[h][i], 0, THROUGH ? 17 : 0);
         }
     }
 }
 
 // Calls each(row, column, four sums) for every four columns of a row that a lane holds.
-template <Layout L, u32 ROWS, class Each> DEVICE inline void each_four(const Tile<L, ROWS>& tile, u32 rows, u32 cols, Each each) {
+template <Layout L, u32 ROWS, class Each>
+DEVICE inline void each_four(const Tile<L, ROWS>& tile, u32 rows, u32 cols, Each each) {
   using T = Tile<L, ROWS>;
   const u32 l = rare(tile.l), group = l / ROWS;
 #pragma unroll
@@ -84,7 +90,7 @@ template <Layout L, u32 ROWS, class Each> DEVICE inline void each_four(const Til
 template <class Op, class T>
 DEVICE inline void hand_over(const typename Op::Params& p, const Work& w, const T& tile, u32 rows, u32 cols) {
   if constexpr (sure_stores<Op>() > 0)
-    store_rows(tile, Op::result(p, w), rows, cols);
+    store_rows<through<Op>()>(tile, Op::result(p, w), rows, cols);
   else
     each_four(tile, rows, cols, [&](u32 row, u32 column, const float (&four)[4]) __attribute__((always_inline)) {
       if constexpr (requires { Op::store_f32(p, w, row, column, four); }) Op::store_f32(p, w, row, column, four);

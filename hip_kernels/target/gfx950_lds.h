@@ -66,17 +66,19 @@ DEVICE inline void load_to_lds(I32x4 from, u32 offset, LdsBytes* to) {
   asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dwordx4 %1, %2, 0 offen lds" ::"s"(to), "v"(offset), "s"(from)
                : "memory", "m0");
 }
-// The same for some lanes. The others write nothing, but the load is issued, and counted, even if there are none.
-DEVICE inline void load_some_to_lds(I32x4 from, u32 offset, LdsBytes* to, u64 lanes) {
+// The same for some lanes; the others write zero. No branch: the load is issued, and counted, even for no lane at all.
+DEVICE inline void load_some_to_lds(I32x4 from, u32 offset, LdsBytes* to, u32 l, u64 lanes) {
   u64 all;
   asm volatile("s_mov_b32 m0, %1\n\ts_mov_b64 %0, exec\n\ts_mov_b64 exec, %4\n\t"
-               "buffer_load_dwordx4 %2, %3, 0 offen lds\n\ts_mov_b64 exec, %0"
-               : "=&s"(all) : "s"(to), "v"(offset), "s"(from), "s"(lanes) : "memory", "m0");
+               "buffer_load_dwordx4 %2, %3, 0 offen lds\n\t"
+               "s_andn2_b64 exec, %0, %4\n\tds_write_b128 %5, %6\n\ts_mov_b64 exec, %0"
+               : "=&s"(all) : "s"(to), "v"(offset), "s"(from), "s"(lanes), "v"(to + l * 16), "v"(U32x4{})
+               : "memory", "m0", "scc");
 }
 #pragma clang diagnostic pop
 
 // One operand. ALONG_K: contiguous along K, and an LDS line is one row's 128 bytes of K; else an LDS line is one k of 128
-// rows. SHARE: rows that a wave multiplies of a half. ROWS: of a matrix instruction, 16 or 32. ("Row": of A, or column of B.)
+// rows. SHARE: rows of a half that a wave multiplies. ROWS: of a matrix instruction, 16 or 32. (B's "rows" are columns.)
 template <bool ALONG_K, u32 SHARE, u32 ROWS> struct Operand {
   static constexpr u32 DEPTH = ROWS / 8, BLOCKS = SHARE / ROWS;  // fragments of a half: along K, along rows
   static constexpr u32 LINE = ALONG_K ? 128 : 256, LINES = 1024 / LINE, CHUNKS = LINE / 16;  // LINES, CHUNKS: of a load
@@ -85,37 +87,40 @@ template <bool ALONG_K, u32 SHARE, u32 ROWS> struct Operand {
   u64 step_bytes;      // from one K step to the next
   u32 offset[2][2];    // of the lane's loads: [half][which]
   LdsBytes* to;        // the wave's first 1 KiB
-  LdsBytes* fragment[ALONG_K ? DEPTH : BLOCKS];  // where the lane's fragments begin
+  LdsBytes* fragment[ALONG_K ? DEPTH : BLOCKS];  // where the lane reads: fragment_at
 
   // Which row of the tile is row j of the share of `slice` in a half. Slices lie so that a load reads long lines.
   static DEVICE u32 row_of(u32 half, u32 slice, u32 j) {
     return ALONG_K ? slice * 2 * SHARE + half * SHARE + j : half * 128 + slice * SHARE + j;
   }
-  // XORed to the number of a 16-byte chunk in LDS line `line`. Free of bank conflicts for the lanes that read together.
-  static DEVICE u32 swizzle(u32 line) {
+  // XORed to the number of a 16-byte chunk in LDS line `line`. tests/gfx950/kernels/banks.h: no bank conflicts.
+  static DEVICE constexpr u32 swizzle(u32 line) {
     if constexpr (ALONG_K) return line >> 1 & 7;
     else return ROWS == 16 ? ((line & 3) | (line >> 1 & 4)) << 1 : (line & 3) << 2;
   }
   static DEVICE u32 line_of(u32 wave, u32 l, u32 which) { return (wave + 8 * which) * LINES + l / CHUNKS; }
   static DEVICE u32 chunk_of(u32 l, u32 line) { return l % CHUNKS ^ swizzle(line); }
 
-  DEVICE void place(LdsBytes* lds, u32 wave, u32 slice, u32 l) {
-    to = lds + wave * 1024;
+  // Where in a half lane l reads: of ALONG_K, fragment n along K of the first block of rows; else the first fragment along K
+  // of block n. The others are a constant away.
+  static DEVICE constexpr u32 fragment_at(u32 slice, u32 l, u32 n) {
     if constexpr (ALONG_K) {
-      const u32 line = l % ROWS;
-      for (u32 k = 0; k < DEPTH; k++) {
-        const u32 chunk = l / ROWS + k * (64 / ROWS);
-        fragment[k] = lds + (slice * SHARE + line) * LINE + (chunk ^ swizzle(line)) * 16;
-      }
+      const u32 line = l % ROWS, chunk = l / ROWS + n * (64 / ROWS);
+      return (slice * SHARE + line) * LINE + (chunk ^ swizzle(line)) * 16;
     } else {
       // A transposing read: of 16 lanes, lane i gives the address of k = i / 4, rows 4 * (i % 4) .. + 3, and gets the four
       // k of row i. Two such reads make eight k.
       const u32 group = l / 16, i = l % 16, k = 8 * (ROWS == 16 ? group : group / 2) + i / 4;
-      for (u32 m = 0; m < BLOCKS; m++) {
-        const u32 row = slice * SHARE + m * ROWS + (ROWS == 16 ? 0 : group % 2 * 16) + i % 4 * 4;
-        fragment[m] = lds + k * LINE + (row / 8 ^ swizzle(k)) * 16 + row % 8 * 2;
-      }
+      const u32 row = slice * SHARE + n * ROWS + (ROWS == 16 ? 0 : group % 2 * 16) + i % 4 * 4;
+      return k * LINE + (row / 8 ^ swizzle(k)) * 16 + row % 8 * 2;
     }
+  }
+  static constexpr u32 FRAGMENTS = ALONG_K ? DEPTH : BLOCKS;
+
+  DEVICE void place(LdsBytes* lds, u32 wave, u32 slice, u32 l) {
+    to = lds + wave * 1024;
+#pragma unroll
+    for (u32 n = 0; n < FRAGMENTS; n++) fragment[n] = lds + fragment_at(slice, l, n);
   }
 
   // Turns to a tile whose first element is at p. Rows past its end read the last ones: what they give is not stored.
@@ -149,8 +154,7 @@ template <bool ALONG_K, u32 SHARE, u32 ROWS> struct Operand {
       const u32 line = line_of(wave, l, i);
       const bool real = (i32)(ALONG_K ? chunk_of(l, line) * 8 : line) < left;
       LdsBytes* at = to + buffer + half * HALF_BYTES + i * 8192;
-      load_some_to_lds(from, offset[half][i], at, __builtin_amdgcn_ballot_w64(real));
-      if (!real) *(LDS U32x4*)(at + l * 16) = U32x4{};
+      load_some_to_lds(from, offset[half][i], at, l, __builtin_amdgcn_ballot_w64(real));
     }
   }
 

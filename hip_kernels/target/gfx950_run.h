@@ -16,10 +16,10 @@ template <class Op> struct Director {
   const bool decides;
   typename Op::Schedule schedule;
   Trace trace;
-  Work now, next, last;  // a tile that is multiplied; what was claimed after it; the tile before it, not yet published
-  TileOperands tile;     // rows and columns of `now`; of `next` from the turn on
-  u32 rows = 0, cols = 0;
-  bool goes_on = false;
+  Work next;             // claimed, and nobody has waited for its inputs
+  Work last;             // in a stream: the tile before this one, stored but not yet published
+  TileOperands loading;  // of the tile that is being loaded: from the turn on, the next one
+  bool goes_on = false;  // with `next`
 
   DEVICE Director(const typename Op::Params& p, LDS U32x4* box)
       : p(p), box(box), decides(from_elected(lane() / WAVE) == 0), schedule(p), trace(TRACE_ROWS * wg()) {
@@ -71,10 +71,9 @@ template <class Op> struct Director {
   }
   template <class T> DEVICE void turn(T& stream) {
     goes_on = take(next);
-    if (goes_on) {
-      tile = Op::operands(p, next);
-      stream.turn(tile);
-    } else stream.turn_off();
+    if (!goes_on) return stream.turn_off();
+    loading = Op::operands(p, next);
+    stream.turn(loading);
   }
   // All waves have waited for their stores of the last tile in this one's second step, and met.
   DEVICE void finish_last() {
@@ -85,12 +84,12 @@ template <class Op> struct Director {
   // Multiplies `first` and every tile that can follow without a wait. Returns the last one, not yet published; `next` is
   // claimed, and nobody has waited for its inputs.
   template <class T> DEVICE Work stream(T& tiles, const Work& first) {
-    now = first;
+    Work now = first;
     last = {};
-    tile = Op::operands(p, now);
-    tiles.start(tile);
+    loading = Op::operands(p, now);
+    tiles.start(loading);
     for (;;) {
-      const u32 rows = tile.rows, cols = tile.cols;
+      const u32 rows = loading.rows, cols = loading.cols;  // `loading` will be the next tile's
       tiles.template multiply_tile<sure_stores<Op>()>(*this);
       hand_over<Op>(p, now, tiles, rows, cols);
       if (!goes_on) break;
@@ -119,9 +118,19 @@ template <class Op> DEVICE inline void run(const typename Op::Params& p) {
 }
 }  // namespace target
 
+namespace target {
+// The kernel's arguments, through a pointer of which the compiler knows nothing. Else it reads all of them before the main
+// loop, as none of these reads can fail, and has too few scalar registers to hold them (205 spilled in gemm_rs, now 56).
+template <class Params> DEVICE inline const Params& where_they_lie(const Params&) {
+  auto* p = (const __attribute__((address_space(4))) Params*)__builtin_amdgcn_kernarg_segment_ptr();
+  asm volatile("" : "+s"(p));
+  return *(const Params*)p;
+}
+}  // namespace target
+
 // The least number of threads is the greatest: with none given the compiler assumes 1024, and halves the registers.
 #define KOSMOS_KERNEL(name, Op)                                                                                            \
   extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(512, 512))) void name##_main(const Op::Params p) {      \
     static_assert(target::WG_THREADS == 512);                                                                              \
-    target::run<Op>(p);                                                                                                    \
+    target::run<Op>(target::where_they_lie(p));                                                                            \
   }

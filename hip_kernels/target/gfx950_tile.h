@@ -24,8 +24,8 @@ template <class Op> constexpr u32 mfma_rows() {
 }
 
 template <Layout L, u32 ROWS> struct Tile {
-  using A = Operand<L != NT, 64, ROWS>;
-  using B = Operand<L == TN, 32, ROWS>;
+  using A = Operand<L != NT, TILE_M / 4, ROWS>;
+  using B = Operand<L == TN, TILE_N / 8, ROWS>;
   using Sums = vec<float, ROWS * ROWS / 64>;  // of a lane, from one matrix instruction
   static constexpr u32 DEPTH = A::DEPTH, BLOCKS_M = A::BLOCKS, BLOCKS_N = B::BLOCKS;
 
@@ -38,7 +38,8 @@ template <Layout L, u32 ROWS> struct Tile {
   U32x4 a_part[BLOCKS_M][DEPTH], b_part[2][BLOCKS_N][DEPTH];
   Sums sums[2][2][BLOCKS_M][BLOCKS_N];  // [half of A][half of B]
 
-  DEVICE explicit Tile(LdsBytes* lds) : wave(from_elected(lane() / WAVE)), l(lane() % WAVE), slice_a(wave / 4), slice_b(wave % 4) {
+  DEVICE explicit Tile(LdsBytes* lds)
+      : wave(from_elected(lane() / WAVE)), l(lane() % WAVE), slice_a(wave / 4), slice_b(wave % 4) {
     a.place(lds, wave, slice_a, l);
     b.place(lds + B_BYTES, wave, slice_b, l);
   }

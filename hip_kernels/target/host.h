@@ -6,7 +6,7 @@
 #define DEVICE
 
 namespace target {
-constexpr u32 WG_THREADS = 1, TRACE_ROWS = 1;
+constexpr u32 WG_THREADS = 1, TRACE_ROWS = 1, COPY_BATCH = 8;
 inline thread_local u32 wg_idx = 0;
 inline u32 lane() { return 0; }
 inline u32 lanes() { return 1; }
@@ -23,6 +23,13 @@ inline void release(Scope) { __atomic_thread_fence(__ATOMIC_RELEASE); }
 inline void acquire(Scope) { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
 template <class T> inline T read(const T* p) { return *p; }
 template <class T> inline void write(T* p, T v) { *p = v; }
+inline u64 read_polled(const u64* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+inline void write_through(u64* p, u64 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+inline Vec16 read_polled(const Vec16* p) { return {read_polled(&p->lo), read_polled(&p->hi)}; }
+inline void write_through(Vec16* p, Vec16 v) {
+  write_through(&p->lo, v.lo);
+  write_through(&p->hi, v.hi);
+}
 
 // There are more WGs than cores: what is waited for runs only if the waiter leaves the core.
 inline void pause() { sched_yield(); }

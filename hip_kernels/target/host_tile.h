@@ -33,7 +33,7 @@ struct Panels {  // one thread's scratch
 // Rows past the end are not touched: what is there multiplies into rows of C that are not stored.
 inline void unpack_a(Panels& s, const TileOperands& t, u32 k0, u32 depth) {
   for (u32 r = 0; r < t.rows; r++)
-    for (u32 k = 0; k < depth; k += 8) *(Float8*)&s.a[r][k] = widen(load8(t.a + ((u64)r * t.K + k0 + k) / 8));
+    for (u32 k = 0; k < depth; k += 8) *(Float8*)&s.a[r][k] = widen(load8(t.a + ((u64)r * t.lda + k0 + k) / 8));
 }
 
 // Eight rows by eight k at a time, transposed as 16-bit values.
@@ -41,7 +41,7 @@ inline void unpack_b(Panels& s, const TileOperands& t, u32 k0, u32 depth) {
   for (u32 n = 0; n < t.cols; n += 8)
     for (u32 k = 0; k < depth; k += 8) {
       U16x8 x[8], y[8];
-      for (u32 j = 0; j < 8; j++) x[j] = n + j < t.cols ? load8(t.b + ((u64)(n + j) * t.K + k0 + k) / 8) : U16x8{};
+      for (u32 j = 0; j < 8; j++) x[j] = n + j < t.cols ? load8(t.b + ((u64)(n + j) * t.ldb + k0 + k) / 8) : U16x8{};
       for (u32 j = 0; j < 4; j++) {
         y[2 * j] = __builtin_shufflevector(x[j], x[j + 4], 0, 8, 1, 9, 2, 10, 3, 11);
         y[2 * j + 1] = __builtin_shufflevector(x[j], x[j + 4], 4, 12, 5, 13, 6, 14, 7, 15);
@@ -85,6 +85,7 @@ inline U16x8 narrow(Float8 f) {
 }
 
 template <class Op> void gemm_tile(const typename Op::Params& p, const Work& w) {
+  static_assert(layout<Op>() == TN);
   static thread_local Panels s;
   const TileOperands t = Op::operands(p, w);
   __builtin_memset(s.c, 0, sizeof s.c);

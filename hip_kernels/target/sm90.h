@@ -1,4 +1,4 @@
-// sm_90a (Hopper): 384 threads, one WG an SM. The first thread of warpgroup 0 decides; warpgroups 1 and 2 work, and lane(),
+// sm_90a (Hopper): 384 threads, one WG an SM. Warpgroup 0 decides, loads and publishes; warpgroups 1 and 2 work, and lane(),
 // lanes() and barrier() mean their 256 threads. Needs no CUDA header, so that NVRTC takes the same text.
 #pragma once
 
@@ -6,7 +6,8 @@
 
 namespace target {
 constexpr u32 WG_THREADS = 384, WORKERS = 256, FIRST_WORKER = WG_THREADS - WORKERS;
-constexpr u32 TRACE_ROWS = 2;  // rows of Group::trace that one WG writes: the deciding thread's, then the workers'
+constexpr u32 COPY_BATCH = 16;  // 64 KiB of all workers
+constexpr u32 TRACE_ROWS = 2;   // rows of Group::trace that one WG writes: the decider's, then the publisher's
 
 DEVICE inline u32 lane() { return threadIdx.x - FIRST_WORKER; }
 DEVICE inline u32 lanes() { return WORKERS; }
@@ -42,14 +43,34 @@ DEVICE inline bool swap_if(u32* p, u32 was, u32 now, Scope scope) {
   return seen == was;
 }
 
-// Cumulative: what other threads of the WG did before a barrier, or saw before they filled the box, counts as the caller's.
+// Cumulative: what other threads of the WG did before a barrier, or saw before they filled a slot, counts as the caller's.
+// fence.acq_rel for both would be right too, but then an acquire waits for the SM's stores, microseconds beside a copy.
 DEVICE inline void release(Scope scope) {
-  if (scope == SYSTEM_SCOPE) asm volatile("fence.acq_rel.sys;" ::: "memory");
-  else asm volatile("fence.acq_rel.gpu;" ::: "memory");
+  if (scope == SYSTEM_SCOPE) asm volatile("fence.release.sys;" ::: "memory");
+  else asm volatile("fence.release.gpu;" ::: "memory");
 }
-DEVICE inline void acquire(Scope scope) { release(scope); }
+DEVICE inline void acquire(Scope scope) {
+  if (scope == SYSTEM_SCOPE) asm volatile("fence.acquire.sys;" ::: "memory");
+  else asm volatile("fence.acquire.gpu;" ::: "memory");
+}
 template <class T> DEVICE inline T read(const T* p) { return *p; }
 template <class T> DEVICE inline void write(T* p, T v) { *p = v; }
+DEVICE inline u64 read_polled(const u64* p) {
+  u64 v;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+DEVICE inline Vec16 read_polled(const Vec16* p) {
+  Vec16 v;
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(v.lo), "=l"(v.hi) : "l"(p) : "memory");
+  return v;
+}
+DEVICE inline void write_through(u64* p, u64 v) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+DEVICE inline void write_through(Vec16* p, Vec16 v) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(v.lo), "l"(v.hi) : "memory");
+}
 
 DEVICE inline void pause() { __nanosleep(64); }
 DEVICE inline u64 ticks() {  // nanoseconds; steps of up to a microsecond

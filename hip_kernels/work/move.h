@@ -6,15 +6,27 @@
 // Copies words [begin, end), all lanes together. Several loads are in flight before the first store: a pull pays the
 // round trip of a link once a batch.
 DEVICE inline void copy_words(Vec16* to, const Vec16* from, u64 begin, u64 end) {
-  constexpr u32 BATCH = 8;  // 64 KiB in flight for 512 lanes
+  constexpr u32 BATCH = target::COPY_BATCH;
   const u64 step = target::lanes();
   u64 i = begin + target::lane();
   for (; i + (BATCH - 1) * step < end; i += BATCH * step) {
     Vec16 v[BATCH];
+#pragma unroll
     for (u32 j = 0; j < BATCH; j++) v[j] = target::read(from + i + j * step);
+#pragma unroll
     for (u32 j = 0; j < BATCH; j++) target::write(to + i + j * step, v[j]);
   }
-  for (; i < end; i += step) target::write(to + i, target::read(from + i));
+  if constexpr (BATCH > 8) {  // a lane has registers to spare: the rest too at one go
+    Vec16 v[BATCH];
+#pragma unroll
+    for (u32 j = 0; j < BATCH; j++)
+      if (i + j * step < end) v[j] = target::read(from + i + j * step);
+#pragma unroll
+    for (u32 j = 0; j < BATCH; j++)
+      if (i + j * step < end) target::write(to + i + j * step, v[j]);
+  } else {
+    for (; i < end; i += step) target::write(to + i, target::read(from + i));
+  }
 }
 
 // One of `slices` equal parts of a tile row of rank q's shard, to its place in the gathered matrix. K in elements.

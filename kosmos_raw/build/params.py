@@ -10,7 +10,7 @@ import numpy as np
 
 MAX_RANKS = 8  # hip_kernels/target/target.h
 
-KINDS = ("leave", "pull", "tile", "drain")
+KINDS = ("leave", "pull", "tile", "drain", "poison", "reduce")
 POLICIES = ("one_way", "fixed")
 GAVE_UP = {1: "waited too long", 2: "told to stop", 3: "different call"}
 EVENTS = ("claimed", "ready", "done")
@@ -32,7 +32,7 @@ def _struct(*fields: tuple[str, str | np.dtype] | tuple[str, str, tuple[int, ...
 
 SIGNALS = _struct(
     ("started", "u4", (MAX_RANKS,)),
-    ("call", "u4", (MAX_RANKS,)),
+    ("call", "u4", (2, MAX_RANKS)),
     ("reads_done", "u4", (MAX_RANKS,)),
 )
 
@@ -53,7 +53,16 @@ GROUP = _struct(
 
 COUNTERS = _struct(("sets", "u8"), ("per_set", "u4"), ("to_clear", "u4"))
 
-CHUNKS = _struct(("first", "u4", (MAX_RANKS + 1,)), ("tile_m", "u4"), ("tile_rows_max", "u4"), ("zero", "u4"))
+CHUNKS = _struct(("first", "u4", (MAX_RANKS + 1,)), ("tile_m", "u4"), ("tile_rows_max", "u4"), ("side_by_side", "u4"))
+
+STAGING = _struct(
+    ("of", "u8", (MAX_RANKS,)),
+    ("buffer_words", "u8"),
+    ("dirty_words", "u8"),
+    ("turn", "u4"),
+    ("zero", "u4"),
+)
+SENTINEL = 0x7FA5  # a bf16 that no kernel stores: "not here yet"
 
 AG_GEMM = _struct(
     ("g", GROUP),
@@ -64,4 +73,13 @@ AG_GEMM = _struct(
     ("c", "u8"),
     ("m", CHUNKS),
     *((name, "u4") for name in "N K ldc tile_n movers policy".split()),
+)
+
+GEMM_RS = _struct(
+    ("g", GROUP),
+    ("counters", COUNTERS),
+    *((name, "u8") for name in "a b c".split()),
+    ("staging", STAGING),
+    ("m", CHUNKS),
+    *((name, "u4") for name in "N K tile_n movers max_movers band_tile_rows slices policy".split()),
 )

@@ -7,13 +7,29 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
-from . import params, sources
+from . import issue_model, loop_shape, params, sources
 from .gfx950 import GfxBuild
-from .sm90 import SmBuild
+from .sm90 import OPERANDS, SmBuild
 
+BARRIER_CYCLES = 16  # what the estimate of the main loop takes a barrier to cost; nobody has published it
+LEAST_BUSY = 0.97  # share of the main loop's cycles in which that estimate keeps the matrix cores busy
 MAX_REGISTERS = 256  # a lane, at eight waves a compute unit on gfx950; sm_90a stops at 255 by itself
+
+
+@dataclass(frozen=True)
+class TileReport:
+    """The GEMM tile of a gfx950 kernel: one K step of its main loop, as a wave sees it, and two ESTIMATES."""
+
+    mfma: int
+    lds_bytes_per_mfma: float  # read from LDS
+    global_bytes_per_mfma: float  # asked of memory
+    waits: int
+    barriers: int
+    busy_estimate: float  # share of the cycles in which the matrix cores work, in the model of issue_model.py
+    outside_cycles_estimate: float | None  # of a tile, beyond its K steps: epilogue, asking the schedule, turning
 
 
 @dataclass(frozen=True)
@@ -34,6 +50,7 @@ class KernelReport:
     arguments: tuple[int, ...]  # bytes of each
     code_bytes: int | None
     remarks: tuple[str, ...]  # what the text or the compiler's messages should not have said
+    tile: TileReport | None = None
 
 
 def gfx950(build: GfxBuild) -> list[KernelReport]:
@@ -48,6 +65,7 @@ def gfx950_text(text: str) -> list[KernelReport]:
     reports = []
     for one in re.split(r"^  - ", metadata, flags=re.M)[1:]:
         field = dict(re.findall(r"^ *(\.\w+): +(\S+)$", re.sub(r"^ {6}.*\n", "", one, flags=re.M), flags=re.M))
+        tile, faults = _gfx950_tile(text, field[".name"])
         reports.append(
             KernelReport(
                 target="gfx950",
@@ -63,10 +81,30 @@ def gfx950_text(text: str) -> list[KernelReport]:
                 param_bytes=int(field[".kernarg_segment_size"]),
                 arguments=tuple(map(int, re.findall(r"^ {6}[- ] \.size: +(\d+)", one, flags=re.M))),
                 code_bytes=int(sizes[field[".name"]]),
-                remarks=tuple(gfx950_remarks(text)),
+                remarks=(*gfx950_remarks(text), *faults),
+                tile=tile,
             )
         )
     return reports
+
+
+@lru_cache(maxsize=32)
+def _gfx950_tile(text: str, kernel: str) -> tuple[TileReport | None, tuple[str, ...]]:
+    """The tile of a kernel, if it has one, and what is wrong with its main loop."""
+    shape = loop_shape.of_kernel(text, kernel)
+    if shape is None:
+        return None, ("matrix instructions, but no main loop of four barriers",) if "\tv_mfma" in text else ()
+    estimate = issue_model.estimate(shape, BARRIER_CYCLES, outside=True)
+    report = TileReport(
+        mfma=shape.mfma,
+        lds_bytes_per_mfma=shape.lds_bytes / shape.mfma,
+        global_bytes_per_mfma=shape.global_bytes / shape.mfma,
+        waits=shape.count(loop_shape.WAIT),
+        barriers=shape.count(loop_shape.BARRIER),
+        busy_estimate=estimate.busy,
+        outside_cycles_estimate=estimate.outside,
+    )
+    return report, (*loop_shape.faults(shape), *loop_shape.hazards(loop_shape.instructions_of(text)))
 
 
 def sm90(build: SmBuild) -> list[KernelReport]:
@@ -116,10 +154,14 @@ def check(report: KernelReport, param_bytes: int) -> list[str]:
         wrong.append(f"{report.scratch_bytes} bytes of scratch memory a lane")
     if not 0 < report.registers <= MAX_REGISTERS:
         wrong.append(f"{report.registers} registers, want 1 to {MAX_REGISTERS}")
-    if report.arguments != (param_bytes,) or report.param_bytes != param_bytes:
+    if report.tile and report.tile.busy_estimate < LEAST_BUSY:
         wrong.append(
-            f"arguments of {report.arguments} bytes, {report.param_bytes} in all, want one struct of {param_bytes}"
+            f"the issue model keeps matrix cores busy in {report.tile.busy_estimate:.1%} of the main loop at a barrier "
+            f"cost of {BARRIER_CYCLES} cycles, want {LEAST_BUSY:.0%}"
         )
+    want = (param_bytes, OPERANDS.itemsize) if report.target == "sm_90a" else (param_bytes,)
+    if report.arguments != want or report.param_bytes != sum(want):
+        wrong.append(f"arguments of {report.arguments} bytes, {report.param_bytes} in all, want structs of {want}")
     return [f"{report.target} {report.kernel}: {what}" for what in wrong]
 
 
@@ -173,7 +215,10 @@ def sm90_remarks(ptx: str, log: str) -> list[str]:
     return remarks
 
 
-_HEADERS = {"gfx950": ("gfx950.h", "gfx950_tile.h", "gfx950_run.h"), "sm_90a": ("sm90.h", "sm90_run.h")}
+_HEADERS = {
+    "gfx950": ("gfx950.h", "gfx950_tile.h", "gfx950_run.h"),
+    "sm_90a": ("sm90.h", "sm90_mma.h", "sm90_tile.h", "sm90_run.h"),
+}
 
 
 def target_constants(target: str, folder: Path | None = None) -> dict[str, int]:

@@ -1,4 +1,7 @@
-"""Cubins for sm_90a (H100, H200), built by nvcc where there is one. Without nvcc CuPy compiles `inline.source_text`."""
+"""Cubins for sm_90a (H100, H200), built by nvcc where there is one. Without nvcc CuPy compiles `inline.source_text`.
+
+Kernels for sm_90a take a second struct beside their params: descriptors of the matrices that tiles are loaded from.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,25 @@ from dataclasses import dataclass
 from functools import cache as once
 from pathlib import Path
 
+import numpy as np
+
 from . import cache, sources
 from .zig import BuildError
 
 COMPILE = ("-x", "cu", "-std=c++20", "-arch=sm_90a", "-O3", "-Werror", "all-warnings", "-ptx")
 ASSEMBLE = ("-arch=sm_90a", "-O3", "-cubin", "-Xptxas", "-v")
+
+MAX_OPERANDS = 8  # hip_kernels/target/sm90_tile.h
+OPERANDS = np.dtype(  # the mirror of target::Operands
+    [
+        ("maps", "V128", (MAX_OPERANDS,)),
+        ("begin", "u8", (MAX_OPERANDS,)),
+        ("end", "u8", (MAX_OPERANDS,)),
+        ("line_words", "u4", (MAX_OPERANDS,)),
+        ("count", "u4"),
+        ("zero", "u4", (7,)),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -73,8 +90,8 @@ def assemble(text: Path, to: Path) -> None:
     to.with_suffix(".log").write_text(run(nvcc, *ASSEMBLE, "-o", str(to), str(text)))
 
 
-def cubin(op: str) -> SmBuild:
-    """The built operator, from the cache when compiler, flags and sources are the same.
+def cubin(op: str, source: Path | None = None) -> SmBuild:
+    """The built operator, or that of another `source`, from the cache when compiler, flags and sources are the same.
 
     Raises: BuildError when nvcc is absent or refuses the source.
     """
@@ -84,8 +101,9 @@ def cubin(op: str) -> SmBuild:
 
     def make(to: Path) -> None:
         text = to.with_suffix(".ptx")
-        compile_text(sources.kernel(op), text)
+        compile_text(source or sources.kernel(op), text)
         assemble(text, to)
 
-    made = cache.cached(f"{op}.cubin", [version(nvcc), sources.digest(), *COMPILE, *ASSEMBLE], make)
+    key = [version(nvcc), sources.digest(), *COMPILE, *ASSEMBLE, *([source.read_text()] if source else [])]
+    made = cache.cached(f"{op}.cubin", key, make)
     return SmBuild(op, made.with_suffix(".ptx"), made.with_suffix(".log"), made)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from ..ranks.communicator import Communicator
-from .ag_gemm import Case, call_once
+from .operators import Case
+from .validate import call_once
 
 
 def run(comm: Communicator, case: Case, events_per_row: int) -> tuple[np.ndarray, int, int]:

@@ -4,25 +4,43 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
-from ..bench import cpu_gemm
+from ..bench import cpu_gemm, cuda_gemm
 from ..ranks.launch import launch
 from .shared import print_json, table
 
+CPU_SHAPES = "512,512,512 1024,1024,1024"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=("gemm",), help="gemm: the tile alone, driven by the schedule")
-    parser.add_argument("--device", choices=("cpu",), default="cpu")
-    parser.add_argument("--shapes", default="512,512,512 1024,1024,1024", help="M,N,K separated by spaces")
+    parser.add_argument("what", choices=("gemm",), help="gemm: the tile alone, driven by the schedule on one rank")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--shapes", help=f"M,N,K separated by spaces, or llama3 (default: {CPU_SHAPES!r} on the CPU, llama3 on a GPU)"
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="cuda: timed samples of each candidate (default: 9)")
+    parser.add_argument("--all-widths", action="store_true", help="cuda: time every tile width, not the planned alone")
+    parser.add_argument("--csv", type=Path, help="cuda: write every sample there")
     parser.add_argument("--json", action="store_true")
 
 
 def run(args: argparse.Namespace) -> int:
-    shapes = [tuple(int(x) for x in shape.split(",")) for shape in args.shapes.split()]
-    if any(len(shape) != 3 for shape in shapes):
-        raise ValueError(f"--shapes is {args.shapes!r}, want M,N,K for each")
+    return _cuda(args) if args.device == "cuda" else _cpu(args)
+
+
+def _parsed(shapes: str) -> list[tuple[int, int, int]]:
+    parsed = [tuple(int(x) for x in shape.split(",")) for shape in shapes.split()]
+    if any(len(shape) != 3 for shape in parsed):
+        raise ValueError(f"--shapes is {shapes!r}, want M,N,K for each")
+    return parsed  # type: ignore[return-value]
+
+
+def _cpu(args: argparse.Namespace) -> int:
     os.environ.update(cpu_gemm.ONE_THREAD)
+    shapes = _parsed(args.shapes or CPU_SHAPES)
     (results,) = launch(cpu_gemm.run, shapes, ranks=1, workgroups=1, mode="processes")
     if args.json:
         print_json([asdict(result) | {"ratio": result.ratio} for result in results])
@@ -33,3 +51,45 @@ def run(args: argparse.Namespace) -> int:
         ]
         print(table(["M", "N", "K", "ours GFLOP/s", "NumPy float32 GFLOP/s", "ratio"], lines))
     return 0
+
+
+def _cuda(args: argparse.Namespace) -> int:
+    if args.shapes in (None, "llama3"):
+        shapes = cuda_gemm.llama3_shapes()
+    else:
+        shapes = [cuda_gemm.Shape(f"{m}x{n}x{k}", m, n, k) for m, n, k in _parsed(args.shapes)]
+    options = {"rounds": args.rounds, "all_widths": args.all_widths, "progress": not args.json}
+    (rows,) = launch(_cuda_rank, shapes, options, ranks=1, device="cuda", mode="threads", arena_bytes=1 << 21)
+    if args.csv:
+        cuda_gemm.write_csv(rows, args.csv)
+    if args.json:
+        print_json([row.as_dict() for row in rows])
+    else:
+        print(gemm_table(rows))
+    return 0
+
+
+def _cuda_rank(comm, shapes, options):  # type: ignore[no-untyped-def]
+    return cuda_gemm.run(comm, shapes, **options)
+
+
+def gemm_table(rows: Sequence[cuda_gemm.GemmRow]) -> str:
+    """A line a shape, and the geometric mean of each layout."""
+    peers = [name for name in cuda_gemm.PEERS if any(name in row.ms for row in rows)]
+    others = sorted({name for row in rows for name in row.ms} - {"planned", *peers})
+    header = ["", "shape", "M", "N", "K", "tile", "ms", "TFLOP/s", *peers, *others, "of the faster peer"]
+    lines = []
+    for row in rows:
+        s, ms = row.shape, row.ms
+        rates = [f"{row.tflops(ms[name]):.0f}" if name in ms else "" for name in (*peers, *others)]
+        ours = [f"{ms['planned']:.4f}", f"{row.tflops(ms['planned']):.0f}"]
+        size = [str(s.m), str(s.n), str(s.k), f"128x{row.tile_n}"]
+        lines.append([row.layout, s.name, *size, *ours, *rates, f"{row.ratio:.1%}"])
+    text = [table(header, lines), ""]
+    for layout in dict.fromkeys(row.layout for row in rows):
+        ratios = [row.ratio for row in rows if row.layout == layout]
+        mean = cuda_gemm.geometric_mean(ratios)
+        text.append(
+            f"{layout}: {mean:.1%} of cuBLAS as geometric mean, {min(ratios):.1%} at least, {len(ratios)} shapes"
+        )
+    return "\n".join(text)

@@ -73,8 +73,8 @@ Made = tuple[list[report.KernelReport], list[Path], list[str]]
 
 
 def _gfx950(op: str) -> Made:
-    made = gfx950.code_object(op)
-    return report.gfx950(made), [made.text, made.object, made.code_object], []
+    made = gfx950.build(op)
+    return report.gfx950(made), [made.text, made.code_object], []
 
 
 def _sm90(op: str) -> Made:
@@ -120,11 +120,25 @@ def table(results: list[dict[str, Any]]) -> str:
         if not r["kernels"]:
             rows.append([r["target"], r["op"], *("-" for _ in _COLUMNS), "not built" if r["needs"] else verdict])
         notes += [f"{r['target']} {r['op']} not built: {r['needs'].removeprefix('kosmos_raw: ')}"] if r["needs"] else []
+        notes += [_tile(kernel) for kernel in r["kernels"] if kernel["tile"]]
         notes += r["problems"]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(f"{cell:{'<' if i < 2 else '>'}{widths[i]}}" for i, cell in enumerate(row)) for row in rows]
     files = [file for r in results for file in r["files"]]
     return "\n".join([*lines, *(["", *notes] if notes else []), *(["", *files] if files else [])])
+
+
+def _tile(kernel: dict[str, Any]) -> str:
+    """The main loop of a kernel's GEMM tile in words."""
+    t = kernel["tile"]
+    outside = t["outside_cycles_estimate"]
+    return (
+        f"{kernel['target']} {kernel['kernel']}, a K step of a wave: {t['mfma']} MFMA, each with "
+        f"{t['lds_bytes_per_mfma']:.0f} bytes of LDS and {t['global_bytes_per_mfma']:.0f} bytes of memory; "
+        f"{t['waits']} waits, {t['barriers']} barriers. "
+        f"Estimate, not measured: MFMA busy {t['busy_estimate']:.1%} at {report.BARRIER_CYCLES} cycles a barrier"
+        + (f", {outside:.0f} cycles a tile outside the loop" if outside is not None else "")
+    )
 
 
 def _copy(files: list[str], to: Path) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 from tqdm import tqdm
 
 from ..build.params import MAX_RANKS
-from ..checks import ag_gemm as check
-from ..checks.ag_gemm import Case
+from ..checks import validate as check
 from ..checks.drills import DRILLS
-from ..plan.ag_gemm import split_rows
+from ..checks.operators import Case
+from ..plan.shapes import split_rows
 from ..ranks.launch import launch
 from ..trace import draw_timeline, summarise, write_perfetto
-from .shared import case_arena_bytes, print_json, table
+from .shared import print_json, table
 from .trace import record, title
 
 MAIN = Case(tuple(split_rows(2048, MAX_RANKS)), 512, 512)
@@ -28,6 +29,7 @@ CASES = [
     Case(tuple(split_rows(1000, 3)), 130, 72),
     Case((257,), 100, 40),
 ]
+CASES += [replace(case, op="gemm_rs", arena=False) for case in CASES]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
     steps = tqdm(total=len(CASES) + len(DRILLS) + 1, desc="demo", unit="check", disable=None, leave=False)
     for ranks in sorted({len(case.rows) for case in CASES}, reverse=True):
         cases = [case for case in CASES if len(case.rows) == ranks]
-        steps.set_postfix_str(f"ag_gemm on {ranks} ranks")
-        arena = max(map(case_arena_bytes, cases))
+        steps.set_postfix_str(f"{ranks} ranks")
+        arena = check.arena_bytes(cases)
         outcomes = launch(check.run_all, cases, ranks=ranks, device=device, arena_bytes=arena)
         for case, *of_ranks in zip(cases, *outcomes, strict=True):
             checks.append(check.report(case, device, check.merge(of_ranks)))
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         steps.update()
     steps.set_postfix_str("timeline")
     args.output.mkdir(parents=True, exist_ok=True)
-    options = {"ranks": len(MAIN.rows), "device": device, "arena_bytes": case_arena_bytes(MAIN)}
+    options = {"ranks": len(MAIN.rows), "device": device, "arena_bytes": check.arena_bytes([MAIN])}
     trace = record(MAIN, options, events=1024)
     written = [args.output / "ag_gemm.json"]
     write_perfetto(trace, written[0])

@@ -6,13 +6,13 @@ import argparse
 import json
 from typing import Any
 
-from ..build.params import MAX_RANKS
-from ..checks.ag_gemm import Case
+from ..build.params import MAX_RANKS, POLICIES
+from ..checks.operators import CHECKED, Case
 from ..device import NAMES
-from ..plan.ag_gemm import split_rows
+from ..plan.shapes import split_rows
 from ..ranks.mpi import started_by_mpi, world_rank, world_size
 
-OPS = ("ag_gemm",)
+OPS = tuple(CHECKED)
 
 
 def add_group_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add_shape_arguments(parser: argparse.ArgumentParser, m: int, n: int, k: int)
     parser.add_argument("--n", type=int, default=n, help=f"columns of C on each rank (default: {n})")
     parser.add_argument("--k", type=int, default=k, help=f"contraction width (default: {k})")
     parser.add_argument("--rows", help="rows of every rank, like 3,0,5; instead of --m and --ranks")
-    parser.add_argument("--policy", choices=("one_way", "fixed"), default="one_way")
+    parser.add_argument("--policy", choices=POLICIES, default="one_way")
     parser.add_argument("--movers", type=int, help="WGs that begin as movers (default: planned)")
     parser.add_argument("--seed", type=int, default=0)
 
@@ -50,6 +50,7 @@ def row_counts(args: argparse.Namespace) -> tuple[int, ...]:
 def case_of(args: argparse.Namespace) -> Case:
     """The case that the shape arguments describe."""
     return Case(
+        op=args.op,
         rows=row_counts(args),
         n=args.n,
         k=args.k,
@@ -57,11 +58,6 @@ def case_of(args: argparse.Namespace) -> Case:
         movers=args.movers,
         seed=args.seed,
     )
-
-
-def case_arena_bytes(case: Case) -> int:
-    """An arena with room for the shard twice: as a caller's array, and as a copy."""
-    return 2 * max(case.rows) * (case.k + 8) * 2 + (1 << 20)
 
 
 def launch_options(args: argparse.Namespace, arena_bytes: int | None = None) -> dict[str, Any]:

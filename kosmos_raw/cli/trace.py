@@ -6,14 +6,14 @@ import argparse
 from pathlib import Path
 
 from ..checks import tracing
-from ..checks.ag_gemm import Case
+from ..checks.operators import Case
+from ..checks.validate import arena_bytes
 from ..ranks.launch import launch
 from ..trace import Trace, decode, draw_timeline, summarise, write_perfetto
 from .shared import (
     OPS,
     add_group_arguments,
     add_shape_arguments,
-    case_arena_bytes,
     case_of,
     is_first_process,
     launch_options,
@@ -44,7 +44,7 @@ def title(op: str, case: Case, device: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     case = case_of(args)
-    trace = record(case, launch_options(args, case_arena_bytes(case)), args.events)
+    trace = record(case, launch_options(args, arena_bytes([case])), args.events)
     if not is_first_process():
         return 0
     summary = summarise(trace)

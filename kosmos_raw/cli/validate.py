@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from ..checks import ag_gemm as check
+from ..checks import validate as check
 from ..ranks.launch import launch
 from .shared import (
     OPS,
     add_group_arguments,
     add_shape_arguments,
-    case_arena_bytes,
     case_of,
     is_first_process,
     launch_options,
@@ -30,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     case = replace(case_of(args), arena=args.arena, iters=args.iters)
-    options = launch_options(args, case_arena_bytes(case))
+    options = launch_options(args, check.arena_bytes([case]))
     outcome = check.merge(launch(check.run, case, not args.json, **options))
     if not is_first_process():
         return 0 if outcome.passed else 1

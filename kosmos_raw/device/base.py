@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -41,16 +42,30 @@ class Tile:
     n: int
 
 
+@dataclass(frozen=True)
+class Matrix:
+    """A bf16 matrix that output tiles read. Targets that load by descriptor must know where it ends: past its end they
+    read zeros, 64 k at a time. So the K of a tile ends where its matrix does, or is a multiple of 64. Addresses and
+    `ld` are whole 16 bytes."""
+
+    address: int
+    lines: int
+    elements: int  # of a line
+    ld: int  # elements from line to line
+    tile_lines: int = 0  # lines that are rows or columns of a tile: how many of them a tile has. 0: lines are k
+
+
 class Kernel(ABC):
     """One operator's entry point on one device."""
 
     tile: Tile  # rows and columns of one output tile
+    other_tiles: tuple[Tile, ...] = ()  # that it can do as well: a launch says which in its params, `tile_n`
     params_bytes: int  # size of the params struct that the compiled code expects
 
     @abstractmethod
-    def launch(self, params: np.ndarray, workgroups: int) -> None:
+    def launch(self, params: np.ndarray, workgroups: int, operands: Sequence[Matrix] = ()) -> None:
         """Queues one launch of `workgroups` WGs on the device's stream; `params` is a 1-element structured array,
-        passed by value. The CPU device returns when it has ended."""
+        passed by value; `operands` are all matrices that its tiles read. The CPU device returns when it has ended."""
 
 
 class Device(ABC):
@@ -62,6 +77,9 @@ class Device(ABC):
     tick_hz: int  # rate of target::ticks()
     trace_rows: int = 1  # rows of trace events a WG writes
     queues_launches: bool = True  # False: a launch has ended when `Kernel.launch` returns
+    # Whether ranks meet before and after each launch: on a GPU that ranks of one process share, allocating memory or
+    # loading a kernel may wait for the GPU, and so for the very rank that does it.
+    launches_together: bool = False
 
     @property
     @abstractmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from ..build import sources, zig
 from ..errors import KosmosError, NotAvailable
-from .base import Device, Handle, Kernel, Memory, Tile
+from .base import Device, Handle, Kernel, Matrix, Memory, Tile
 
 MAX_WORKGROUPS = 256  # hip_kernels/target/host_run.h
 
@@ -34,7 +35,7 @@ class CpuKernel(Kernel):
         self.params_bytes = constant("params_bytes")
         self.tile = Tile(constant("tile_m"), constant("tile_n"))
 
-    def launch(self, params: np.ndarray, workgroups: int) -> None:
+    def launch(self, params: np.ndarray, workgroups: int, operands: Sequence[Matrix] = ()) -> None:
         error = self._main(params.ctypes.data)
         if error:
             raise KosmosError(

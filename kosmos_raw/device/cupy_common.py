@@ -16,7 +16,7 @@ import os
 import threading
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ import numpy as np
 from ..build import report
 from ..build.params import MAX_RANKS
 from ..errors import KosmosError, NotAvailable
-from .base import Device, Handle, Kernel, Memory, Tile
+from .base import Device, Handle, Kernel, Matrix, Memory, Tile
 
 GRANULE = 2 << 20  # bytes. IPC maps whole pages of this size, and some runtimes get other sizes wrong
 LAZY_PEER_ACCESS = 1  # the only flag that opening a handle accepts, on both vendors
@@ -178,7 +178,14 @@ class CupyKernel(Kernel):
                 f"fits on a compute unit of {device.describe()}"
             )
 
-    def launch(self, params: np.ndarray, workgroups: int) -> None:
+    def _start(self, params: np.ndarray, workgroups: int, operands: Sequence[Matrix]) -> None:
+        # As plain bytes: CuPy asks NumPy for a description of every field otherwise, which takes 40 us.
+        as_bytes = params.view(np.dtype((np.void, params.nbytes)))
+        self._function(
+            (workgroups,), (self.threads,), (as_bytes,), shared_mem=self._shared_bytes, stream=self._device.stream
+        )
+
+    def launch(self, params: np.ndarray, workgroups: int, operands: Sequence[Matrix] = ()) -> None:
         device = self._device
         if params.shape != (1,) or params.nbytes != self.params_bytes:
             # Neither CuPy nor the driver compares sizes: a short struct is read past its end.
@@ -195,9 +202,7 @@ class CupyKernel(Kernel):
         with device.current():
             device.refuse_capture(device.stream, "the device's stream")
             with device.explained(f"launching {self.op} with {workgroups} workgroups of {self.threads} threads"):
-                self._function(
-                    (workgroups,), (self.threads,), (params,), shared_mem=self._shared_bytes, stream=device.stream
-                )
+                self._start(params, workgroups, operands)
 
 
 class CupyDevice(Device):
@@ -242,6 +247,9 @@ class CupyDevice(Device):
         self.stream = self._make_stream()
         self._mine = self.cupy.cuda.Event(disable_timing=True)
         self._callers = self.cupy.cuda.Event(disable_timing=True)
+        self._kept: list[int] = []  # addresses to free at the end
+        if self.sharers > 1:
+            self._share()
 
     # -- what hip.py and cuda.py say
 
@@ -362,6 +370,15 @@ class CupyDevice(Device):
         name = self._properties["name"]
         return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
 
+    def _share(self) -> None:
+        """What keeps ranks of one GPU and process (threads) from waiting for each other on the host.
+
+        The null stream would order the work of all threads, so each rank's thread gets the rank's own stream instead.
+        Freeing waits for the GPU, so memory is kept until the end (see `free`).
+        """
+        self.launches_together = True
+        self.stream.use()
+
     # -- current device, errors, streams
 
     def current(self) -> AbstractContextManager[Any]:
@@ -468,12 +485,16 @@ class CupyDevice(Device):
         return Memory(address, nbytes, keep=self)
 
     def free(self, memory: Memory) -> None:
-        """Frees what `allocate` gave. Waits for kernels that still run. A second call does nothing."""
+        """Frees what `allocate` gave, on a shared GPU when the device is closed. Waits for kernels that still run. A
+        second call does nothing."""
         if memory.opened:
             raise ValueError(f"free: the memory at {memory.address:#x} is another rank's; close it")
         if memory.keep is None:
             return
         memory.keep = None
+        if self.sharers > 1:
+            self._kept.append(memory.address)
+            return
         with self.current(), self.explained("freeing memory"):
             self._runtime.free(memory.address)
 
@@ -619,6 +640,12 @@ class CupyDevice(Device):
                 users.discard(self)
         if os.getpid() == self._pid:
             with self._gpu:
+                if self.cupy.cuda.get_current_stream().ptr == self.stream.ptr:
+                    self.cupy.cuda.Stream.null.use()
+                for address in self._kept:
+                    with suppress(RuntimeError):  # after a fault there is nothing to free
+                        self._runtime.free(address)
+                self._kept.clear()
                 self._drop_stream()
 
     def _drop_stream(self) -> None:

@@ -29,6 +29,14 @@ class Allocator:
         self._taken[end - size] = size
         return end - size
 
+    def exchange(self, offset: int | None, nbytes: int) -> int | None:
+        """Gives the buffer at `offset` back and takes another one; None, and nothing changes, when nothing fits."""
+        size = None if offset is None else self._taken.pop(offset)
+        new = self.take(nbytes)
+        if new is None and size is not None:
+            self._taken[offset] = size  # type: ignore[index]
+        return new
+
     def give_back(self, offset: int) -> None:
         """Frees the buffer at `offset`. KeyError when there is none."""
         del self._taken[offset]

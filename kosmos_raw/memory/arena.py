@@ -32,6 +32,7 @@ class Arena:
         ]
         rendezvous.barrier()  # nobody may die or free before everybody has opened
         self.allocator = Allocator(nbytes)
+        self._regions_of_operators: dict[str, tuple[int, int]] = {}  # name -> (offset, bytes)
         self.workspace_used = 0  # bytes from offset 0 that calls have asked for so far
 
     def signals(self, rank: int) -> int:
@@ -72,6 +73,29 @@ class Arena:
             )
         self.workspace_used = max(self.workspace_used, nbytes)
         return 0
+
+    def region(self, name: str, nbytes: int, what: str) -> tuple[int, bool]:
+        """The offset of at least `nbytes` that operators keep from call to call under `name`, and whether they are new.
+
+        Ranks that make the same calls get the same offsets. New ones may overlap what `name`, or a caller, had before:
+        no kernel of any rank may run then that was told of the old ones.
+        """
+        offset, size = self._regions_of_operators.get(name, (None, -1))
+        if offset is not None and size >= nbytes:
+            return offset, False
+        new = self.allocator.exchange(offset, nbytes)
+        if new is None:
+            raise ArenaFull(
+                f"{what}: needs {nbytes:,} bytes of the arena for {name}, which it keeps; the arena has "
+                f"{self.nbytes:,} bytes, {self.allocator.taken_bytes:,} of them taken; "
+                "pass arena_bytes= to launch() or Communicator"
+            )
+        self._regions_of_operators[name] = (new, nbytes)
+        return new, True
+
+    def regions(self) -> dict[str, tuple[int, int]]:
+        """Offset and bytes of every region of operators, by name."""
+        return dict(self._regions_of_operators)
 
     def zero_signals(self) -> None:
         self.device.zero(self._own[0].address, SIGNALS.itemsize)

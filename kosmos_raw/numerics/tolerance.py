@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,18 @@ def gemm_bound(exact: np.ndarray, magnitude: np.ndarray, k: int) -> np.ndarray:
     """
     accumulation = max(k, 1) * FP32_EPS * magnitude
     return accumulation + BF16_HALF_ULP * (np.abs(exact) + accumulation) + BF16_TINY
+
+
+def reduced_bound(products: Sequence[tuple[np.ndarray, np.ndarray]], k: int) -> tuple[np.ndarray, np.ndarray]:
+    """(exact sum, largest error) of products that are each rounded to BF16, added in FP32 and rounded once more.
+
+    `products` are (exact, magnitude) of every rank, as `gemm_bound` wants them.
+    """
+    exact = np.sum([e for e, _ in products], axis=0)
+    errors = np.sum([gemm_bound(e, magnitude, k) for e, magnitude in products], axis=0)
+    largest = np.sum([np.abs(e) for e, _ in products], axis=0) + errors  # of any partial sum
+    errors = errors + len(products) * FP32_EPS * largest
+    return exact, errors + BF16_HALF_ULP * (np.abs(exact) + errors) + BF16_TINY
 
 
 @dataclass(frozen=True)

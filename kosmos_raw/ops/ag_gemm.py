@@ -8,9 +8,20 @@ from typing import Any
 import numpy as np
 
 from ..build.params import AG_GEMM, POLICIES
-from ..plan.ag_gemm import AgGemmPlan, plan_ag_gemm
+from ..device.base import Matrix
+from ..plan.ag_gemm import AgGemmPlan, movers_for, plan_ag_gemm
 from ..ranks.communicator import Communicator
-from .arguments import as_matrix, is_plain, overlaps, padded_copy, shard_rows
+from .arguments import (
+    as_matrix,
+    fill_chunks,
+    hand_over,
+    local_operand,
+    pick_tile,
+    result,
+    result_address,
+    shard_rows,
+    symmetric_operand,
+)
 
 OP = "ag_gemm"
 
@@ -51,52 +62,32 @@ def ag_gemm(
             "(b is [N, K], as a linear layer keeps its weight)"
         )
     every = shard_rows(comm, OP, a.shape[0], rows)
-    kernel = comm.kernel(OP)
-    plan = plan_ag_gemm(every, b.shape[0], a.shape[1], kernel.tile, comm.workgroups, policy=policy, movers=movers)
-    if out is None:
-        out = comm.device.xp.empty((plan.m, plan.n), a.dtype)
-    else:
-        out = as_matrix(comm, OP, "out", out)
-        _check_out(comm, plan, a, b, out)
+    n, k = b.shape[0], a.shape[1]
+    movers = movers_for(n, comm.ranks, comm.workgroups) if movers is None else movers
+    tile = pick_tile(comm, OP, every, n, k, movers)
+    plan = plan_ag_gemm(every, n, k, tile, comm.workgroups, policy=policy, movers=movers)
+    out = result(comm, OP, out, (plan.m, plan.n), a.dtype, {"a": a, "b": b})
     _launch(comm, plan, a, b, out)
     return out
 
 
-def _check_out(comm: Communicator, plan: AgGemmPlan, a: Any, b: Any, out: Any) -> None:
-    if tuple(out.shape) != (plan.m, plan.n):
-        raise ValueError(f"{OP}: out has shape {tuple(out.shape)}, want ({plan.m}, {plan.n}) on rank {comm.rank}")
-    for name, other in (("a", a), ("b", b)):
-        if overlaps(comm, out, other):
-            raise ValueError(f"{OP}: out overlaps {name}, which is still read while out is written; give another array")
-
-
 def _launch(comm: Communicator, plan: AgGemmPlan, a: Any, b: Any, out: Any) -> None:
-    device, arena = comm.device, comm.arena
     params = np.zeros(1, AG_GEMM)
-
-    offset = arena.offset_of(device.address_of(a), a.nbytes) if is_plain(comm, a, plan.padded_k) else None
-    if offset is None:
-        offset = arena.workspace(plan.shard_bytes, OP)
-        padded_copy(comm, a, arena.address(comm.rank, offset), plan.padded_k, arena.owner)
-    params["shard_of"][0, : comm.ranks] = [arena.address(q, offset) for q in range(comm.ranks)]
+    offset = symmetric_operand(comm, OP, a, plan.padded_k, plan.shard_bytes)
+    params["shard_of"][0, : comm.ranks] = [comm.arena.address(q, offset) for q in range(comm.ranks)]
     params["gathered"] = comm.local(f"{OP}.gathered", plan.gathered_bytes)
-
-    if is_plain(comm, b, plan.padded_k):
-        params["b"] = device.address_of(b)
-    else:
-        params["b"] = comm.local(f"{OP}.b", plan.n * plan.padded_k * 2)
-        padded_copy(comm, b, int(params["b"][0]), plan.padded_k, comm)
-
-    direct = is_plain(comm, out, plan.ldc)
-    c = device.address_of(out) if direct else comm.local(f"{OP}.c", plan.m * plan.ldc * 2)
-    params["c"] = c
-
-    chunks = params["m"]
-    chunks["first"][0] = plan.first
-    chunks["tile_m"], chunks["tile_rows_max"] = plan.tile.m, plan.tile_rows_max
-    params["N"], params["K"], params["ldc"], params["tile_n"] = plan.n, plan.padded_k, plan.ldc, plan.tile.n
+    params["b"] = local_operand(comm, f"{OP}.b", b, plan.padded_k)
+    params["c"] = c = result_address(comm, f"{OP}.c", out, plan.padded_n)
+    fill_chunks(params["m"], plan)
+    params["m"]["side_by_side"] = plan.side_by_side
+    params["N"], params["K"], params["ldc"], params["tile_n"] = plan.n, plan.padded_k, plan.padded_n, plan.tile.n
     params["movers"], params["policy"] = plan.movers, POLICIES.index(plan.policy)
-
-    comm.launch(OP, params, (plan.rows, plan.k, offset), plan.counter_words)
-    if not direct:
-        out.view(np.uint16)[...] = device.array(c, (plan.m, plan.ldc), np.uint16, comm)[:, : plan.n]
+    width, tile = plan.padded_k, plan.tile
+    operands = [
+        Matrix(comm.arena.address(comm.rank, offset), plan.rows[comm.rank], width, width, tile.m),
+        Matrix(int(params["b"][0]), plan.n, width, width, tile.n),
+    ]
+    if comm.ranks > 1:
+        operands.append(Matrix(int(params["gathered"][0]), plan.m, width, width, tile.m))
+    comm.launch(OP, params, (plan.rows, plan.k, offset), plan.counter_words, operands)
+    hand_over(comm, c, out, plan.padded_n)

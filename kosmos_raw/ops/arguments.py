@@ -8,8 +8,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..device.base import Device
-from ..plan.ag_gemm import VECTOR, round_up
+from ..device.base import Device, Tile
+from ..plan.shapes import VECTOR, Plan
+from ..plan.tiles import best_tile
 from ..ranks.communicator import Communicator
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -43,13 +44,26 @@ def shard_rows(comm: Communicator, op: str, own: int, rows: Sequence[int] | None
     """Rows of every rank's shard: as given, or as many as this rank has on each."""
     if rows is None:
         return (own,) * comm.ranks
-    rows = tuple(int(r) for r in rows)
-    if len(rows) != comm.ranks or min(rows) < 0:
-        raise ValueError(f"{op}: rows is {list(rows)}, want {comm.ranks} counts, one a rank, none negative")
+    rows = _counts(comm, op, rows)
     if rows[comm.rank] != own:
         raise ValueError(
             f"{op}: a has {own} rows on rank {comm.rank}, but rows says {rows[comm.rank]} (rows={list(rows)})"
         )
+    return rows
+
+
+def dealt_rows(comm: Communicator, op: str, name: str, all_rows: int, rows: Sequence[int]) -> tuple[int, ...]:
+    """Rows that each rank gets of a matrix that all have whole."""
+    rows = _counts(comm, op, rows)
+    if sum(rows) != all_rows:
+        raise ValueError(f"{op}: {name} has {all_rows} rows, but rows deals out {sum(rows)} (rows={list(rows)})")
+    return rows
+
+
+def _counts(comm: Communicator, op: str, rows: Sequence[int]) -> tuple[int, ...]:
+    rows = tuple(int(r) for r in rows)
+    if len(rows) != comm.ranks or min(rows) < 0:
+        raise ValueError(f"{op}: rows is {list(rows)}, want {comm.ranks} counts, one a rank, none negative")
     return rows
 
 
@@ -85,4 +99,71 @@ def padded_copy(comm: Communicator, array: Any, address: int, columns: int, owne
     to[:, array.shape[1] :] = 0
 
 
-__all__ = ["BF16", "as_matrix", "is_plain", "overlaps", "padded_copy", "round_up", "shard_rows"]
+def pick_tile(comm: Communicator, op: str, rows: Sequence[int], n: int, k: int, movers: int) -> Tile:
+    """The output tile that suits a shape, of those that the operator's kernel offers."""
+    kernel = comm.kernel(op)
+    return best_tile((kernel.tile, *kernel.other_tiles), rows, n, k, comm.workgroups - movers)
+
+
+# -- where a kernel finds an operand, and leaves its result
+
+
+def symmetric_operand(comm: Communicator, op: str, array: Any, columns: int, nbytes: int) -> int:
+    """The offset in the arena of a matrix that peers will read: its own, or that of a copy in the workspace of this
+    call. `nbytes` is what the copy may take, equal on all ranks."""
+    arena = comm.arena
+    if is_plain(comm, array, columns):
+        offset = arena.offset_of(comm.device.address_of(array), array.nbytes)
+        if offset is not None:
+            return offset
+    offset = arena.workspace(nbytes, op)
+    padded_copy(comm, array, arena.address(comm.rank, offset), columns, arena.owner)
+    return offset
+
+
+def local_operand(comm: Communicator, name: str, array: Any, columns: int, rows: int | None = None) -> int:
+    """The address of a matrix that this rank alone reads: its own, or that of a copy kept under `name`, padded with
+    zeros to `rows` and `columns`."""
+    rows = array.shape[0] if rows is None else rows
+    if is_plain(comm, array, columns) and array.shape[0] == rows:
+        return comm.device.address_of(array)
+    address = comm.local(name, rows * columns * 2)
+    padded_copy(comm, array, address, columns, comm)
+    if rows > array.shape[0]:
+        comm.device.array(address, (rows, columns), np.uint16, comm)[array.shape[0] :] = 0
+    return address
+
+
+def result_address(comm: Communicator, name: str, out: Any, columns: int) -> int:
+    """Where a kernel writes rows of `columns` for `out`: into it, or into memory kept under `name`; see `hand_over`."""
+    if is_plain(comm, out, columns):
+        return comm.device.address_of(out)
+    return comm.local(name, out.shape[0] * columns * 2)
+
+
+def hand_over(comm: Communicator, address: int, out: Any, columns: int) -> None:
+    """Copies a result to `out`, if it is not there already."""
+    if not is_plain(comm, out, columns):
+        found = comm.device.array(address, (out.shape[0], columns), np.uint16, comm)
+        out.view(np.uint16)[...] = found[:, : out.shape[1]]
+
+
+def result(
+    comm: Communicator, op: str, out: Any | None, shape: tuple[int, int], dtype: Any, inputs: dict[str, Any]
+) -> Any:
+    """`out`, checked, or a new array."""
+    if out is None:
+        return comm.device.xp.empty(shape, dtype)
+    out = as_matrix(comm, op, "out", out)
+    if tuple(out.shape) != shape:
+        raise ValueError(f"{op}: out has shape {tuple(out.shape)}, want {shape} on rank {comm.rank}")
+    for name, other in inputs.items():
+        if overlaps(comm, out, other):
+            raise ValueError(f"{op}: out overlaps {name}, which is still read while out is written; give another array")
+    return out
+
+
+def fill_chunks(chunks: np.ndarray, plan: Plan) -> None:
+    """The struct Chunks of a params struct."""
+    chunks["first"][0] = plan.first
+    chunks["tile_m"], chunks["tile_rows_max"] = plan.tile.m, plan.tile_rows_max

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ..build.params import GAVE_UP, GROUP, KINDS, MAX_RANKS, SIGNALS, WAIT_RECORD
+from ..build.params import GAVE_UP, GROUP, KINDS, MAX_RANKS, SENTINEL, SIGNALS, WAIT_RECORD
 from ..device import open_device
-from ..device.base import Kernel, Memory
+from ..device.base import Kernel, Matrix, Memory
 from ..errors import CommunicatorBroken, KosmosError, NotAvailable, RankLost, WaitError, WaitRecord
 from ..memory.arena import Arena
 from .rendezvous import Rendezvous
@@ -73,6 +73,8 @@ class Communicator:
         self._host_abort, self._host_abort_address = self.device.host_words(1)
         self._epoch = 0
         self._counters_used = 0  # words that the last launch dirtied
+        self._staging_turn = 0  # launches that used staging
+        self._staging_dirty = 0  # bytes that the last of them wrote into its buffer
         self._trace: TraceBuffer | None = None
         self._unchecked: str | None = None  # the operator of a launch whose end was not looked at yet
         self._broken: str | None = None
@@ -158,13 +160,50 @@ class Communicator:
             memory = self._local[name] = self.device.allocate(nbytes)
         return memory.address
 
-    def launch(self, op: str, params: np.ndarray, call: tuple[Any, ...], counter_words: int) -> None:
+    def fill_staging(self, staging: np.ndarray, nbytes: int, op: str) -> int:
+        """Fills a Staging struct for a launch that writes `nbytes` of partial results; equal on all ranks.
+
+        Returns: the turn, which must be equal on all ranks too: part of `call`.
+        Raises: ArenaFull, on all ranks alike.
+        """
+        self._check_usable(op)
+        offset, new = self._arena.region("staging", 2 * nbytes, op)
+        if new:  # its place may have been another's
+            self.synchronize()
+            self._rendezvous.barrier()  # no rank's launch is still reading there
+            self._poison_staging()
+        capacity = self._arena.regions()["staging"][1] // 2
+        staging["of"][0, : self.ranks] = [self._arena.address(q, offset) for q in range(self.ranks)]
+        staging["buffer_words"], staging["dirty_words"] = capacity // 16, self._staging_dirty // 16
+        self._staging_turn = (self._staging_turn + 1) & 0xFFFFFFFF
+        self._staging_dirty = nbytes
+        staging["turn"] = self._staging_turn
+        return self._staging_turn
+
+    def _poison_staging(self) -> None:
+        """Makes both buffers as before the first turn. No kernel of any rank may use them now; whoever reads them next
+        waits for a later launch of this rank, so nobody has to wait for this."""
+        offset, nbytes = self._arena.regions().get("staging", (0, 0))
+        address = self._arena.address(self.rank, offset)
+        self.device.array(address, (nbytes // 2,), np.uint16, self._arena.owner)[...] = SENTINEL
+        self._staging_dirty = 0
+        self.device.synchronize()
+
+    def launch(
+        self,
+        op: str,
+        params: np.ndarray,
+        call: tuple[Any, ...],
+        counter_words: int,
+        operands: Sequence[Matrix] = (),
+    ) -> None:
         """Launches `op` once, as the next epoch.
 
         Args:
             params: the operator's 1-element params struct; its fields `g` and `counters` are filled here.
             call: what must be equal on all ranks; a rank that calls with something else is reported, not waited for.
             counter_words: words of one counter set that this launch uses.
+            operands: the matrices that its output tiles read; some devices need to know.
         Raises:
             CommunicatorBroken: the communicator is closed, or an earlier launch gave up.
             WaitError: this launch gave up (on devices that queue launches, raised by `synchronize` or the next call).
@@ -188,7 +227,11 @@ class Communicator:
             self.device.zero(self._trace.memory.address, self._trace.memory.nbytes)
         self._unchecked = op
         self.device.wait_for_caller()  # the kernel, for inputs that the caller's stream is still making
-        kernel.launch(params, self.workgroups)
+        if self.device.launches_together:
+            self._rendezvous.barrier()
+        kernel.launch(params, self.workgroups, operands)
+        if self.device.launches_together:
+            self._rendezvous.barrier()
         self.device.caller_waits()  # the caller's stream, for the result
         if not self.device.queues_launches:
             self.synchronize()
@@ -240,10 +283,14 @@ class Communicator:
             for name in reversed(SIGNALS.names or ()):
                 start = SIGNALS.fields[name][1]  # type: ignore[index]
                 if offset >= start:
-                    return f"{name}[{(offset - start) // 4}]"
+                    return f"{name}[{(offset - start) // 4 % MAX_RANKS}]"
         counters = self._local.get("counters")
         if counters and 0 <= address - counters.address < counters.nbytes:
             return f"counter[{(address - counters.address) // 4 % (counters.nbytes // 8)}]"
+        staging, size = self._arena.regions().get("staging", (0, 0))
+        for q in range(self.ranks):
+            if 0 <= address - self._arena.address(q, staging) < size:
+                return f"staging[{q}]"
         return hex(address)
 
     @contextmanager
@@ -277,7 +324,8 @@ class Communicator:
         self.synchronize()
         self._check_usable("poison")
         self._rendezvous.barrier()
-        places = [(self._arena.address(self.rank), self._arena.workspace_used, self._arena.owner)]
+        used = min(self._arena.workspace_used, self._arena.allocator.workspace_bytes)  # buffers may have come since
+        places = [(self._arena.address(self.rank), used, self._arena.owner)]
         places += [(m.address, m.nbytes, m) for name, m in self._local.items() if name != "counters"]
         for address, nbytes, owner in places:
             self.device.array(address, (nbytes // 2,), np.uint16, owner)[...] = POISON
@@ -298,6 +346,8 @@ class Communicator:
         if "counters" in self._local:
             self.device.zero(self._local["counters"].address, self._local["counters"].nbytes)
         self._counters_used = 0
+        self._staging_turn = 0
+        self._poison_staging()
         self._host_abort[0] = 1 if self._lost else 0
         self._unchecked = self._broken = None
         self.device.synchronize()

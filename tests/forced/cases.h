@@ -1,24 +1,26 @@
-// What a history is about, drawn from its seed: ranks, shapes, data, and what is wrong in it.
+// What a history is about, drawn from its seed: ranks, operators, shapes, data, and what is wrong in it. A library for some
+// operator defines MUTATIONS before.
 #pragma once
 #include <string.h>
 
-#include "mutants.h"
+#include "../../hip_kernels/schedule/chunks.h"
+#include "../../hip_kernels/schedule/group.h"
+#include "../../hip_kernels/target/run.h"
 
 using target::Random;
 using target::W;
 
 #define KINDS(X) X(RIGHT) X(OTHER_CALL) X(LOST_RANK) X(TOLD_TO_STOP_BY_HOST)
-#define MUTATIONS(X)                                                                                                   \
-  X(NONE) X(NO_RELEASE) X(NO_ACQUIRE) X(NO_START_WAIT) X(NO_READS_DONE_WAIT) X(NO_SLICES_LANDED_WAIT)                  \
-  X(NOT_CLEARED) X(CLEARS_BY_THIS_SHAPE) X(ONE_COUNTER_SET) X(ALL_ARE_MOVERS) X(NONE_IS_MOVER) X(SAME_FINGERPRINT)     \
-  X(COUNTS_BEFORE_RELEASE) X(FIRST_PULL_REPORTS_READS) X(ONE_SLICE_TOO_FEW) X(ONE_SLICE_TOO_MANY)                      \
-  X(DRAINS_EMPTY_SHARDS) X(NEVER_DRAINS) X(ANNOUNCES_LATE) X(ANNOUNCES_EPOCH_FIRST) X(BUILDS_BEFORE_IT_MOVES)          \
-  X(COMPARES_UNSIGNED) X(FORGETS_PEERS) X(POLLS_IN_DEVICE_SCOPE) X(STORES_BESIDE)
+// Those that every operator has: of the protocol, and of what the host prepares.
+#define COMMON_MUTATIONS(X)                                                                                            \
+  X(NONE) X(NO_RELEASE) X(NO_ACQUIRE) X(NO_START_WAIT) X(NOT_CLEARED) X(CLEARS_BY_THIS_SHAPE) X(ONE_COUNTER_SET)       \
+  X(SAME_FINGERPRINT)
 enum HistoryKind : u32 { KINDS(KOSMOS_ENUM) };
-enum Mutation : u32 { MUTATIONS(KOSMOS_ENUM) };
+enum Mutation : u32 { COMMON_MUTATIONS(KOSMOS_ENUM) MUTATIONS(KOSMOS_ENUM) };
 
 struct Setup {  // mirrored by forced.py
   u32 ranks, policy, run_ahead, kind, mutation;
+  u32 mixed;                        // launches of other operators come between
   u32 near_wrap;                    // epochs go through 2^32
   u32 without_fence, narrow_fence;  // 1 + index; 0 = none
   u32 log;
@@ -26,34 +28,45 @@ struct Setup {  // mirrored by forced.py
 
 constexpr u32 LAUNCHES = 5, MAX_ROWS = 24, MAX_COLS = 20, MAX_LDC = 32, MAX_WGS = 4, TRACE_EVENTS = 512;
 constexpr u32 STOPPED = ~0u;                      // in Rank::launch: this rank makes no more launches
-constexpr u64 POISON = 0x7fff7fff7fff7fff;        // NaNs of a kind that no kernel writes
 constexpr u64 NEVER = 1ull << 62, LIMIT = 1 << 20;
 
 // One launch as one rank sees it. Rows, K and tile are the same on all ranks, unless one of them makes another call.
 struct Shape {
   Chunks m;
-  u32 K, tile_n, call;
+  u32 N, K, tile_n, call;
   u32 M() const { return m.first[MAX_RANKS]; }
 };
 
 struct Rank {
-  u64 *shard, *gathered, *b, *c;
   Signals* signals;
   u32 *counters, *abort, *host_abort;
   u32* launch;  // the stream: which launch may run
   target::Box boxes[MAX_WGS];
   target::Clock stream;
-  AgGemmParams params;
   WaitRecord record;
   u64 trace[2 * MAX_WGS][TRACE_EVENTS][2];  // of those that decide, then of those that work behind
   u32 left;  // fibers that have left the launch
 };
+
+// What the player of histories asks of an operator. Buffers and params of each rank are its own business.
+struct Operator {
+  const char* name;
+  void (*give_memory)(u32 me);
+  void (*prepare)(u32 me, u32 launch);  // fresh inputs over the last launch's, params; what must be written is poisoned
+  void (*check)(u32 me, u32 launch);    // every element
+  void (*run)(u32 me, target::Box& box, bool decides);
+  u32 (*counter_words)(const Shape&);
+  bool (*name_address)(u32 me, const void*, char* out, size_t bytes);  // false: it is none of mine
+};
+extern const Operator operators[];  // what the library is about, then others that it is mixed with
+extern const u32 num_operators;
 
 struct History {
   Setup s;
   u64 seed;
   u32 wgs, base, odd_rank, odd_launch, idle_rounds;  // odd: who calls otherwise, or is lost, and in which launch
   Shape shapes[LAUNCHES + 1], odd_shape;
+  u32 operator_of[LAUNCHES + 1];
   Rank ranks[MAX_RANKS];
   const Shape& shape(u32 rank, u32 launch) const {
     return s.kind == OTHER_CALL && rank == odd_rank && launch == odd_launch ? odd_shape : shapes[launch];
@@ -105,17 +118,18 @@ inline Shape draw_shape(Random& dice, u32 R) {
   u32 rows[MAX_RANKS];
   deal(dice, R, rows);
   s.m.tile_m = 1 + dice.below(3);
+  s.m.side_by_side = dice.below(4);
   for (u32 q = 0; q < MAX_RANKS; q++) {
     s.m.first[q + 1] = s.m.first[q] + (q < R ? rows[q] : 0);
     if (q < R && s.m.tile_rows(q) > s.m.tile_rows_max) s.m.tile_rows_max = s.m.tile_rows(q);
   }
   s.K = 8 + 8 * dice.below(2);
+  s.N = 1 + dice.below(MAX_COLS);  // of operators whose N is the same on all ranks
   s.tile_n = 4 + 4 * dice.below(3);
   s.call = mix(H.seed, 99, dice.below(1 << 30));
   return s;
 }
 
-inline u32 counter_words(const Shape& s) { return 1 + MAX_RANKS + H.s.ranks * s.m.tile_rows_max; }
 constexpr u32 COUNTERS_PER_SET = 1 + MAX_RANKS + MAX_RANKS * MAX_ROWS;
 
 inline void draw_history(const Setup& s, u64 seed) {
@@ -124,7 +138,11 @@ inline void draw_history(const Setup& s, u64 seed) {
   Random dice(H.seed);
   H.wgs = 2 + dice.below(MAX_WGS - 1);
   H.base = s.near_wrap ? ~0u - 1 - dice.below(LAUNCHES) : 0;
-  for (u32 e = 1; e <= LAUNCHES; e++) H.shapes[e] = draw_shape(dice, s.ranks);
+  for (u32 e = 1; e <= LAUNCHES; e++) {
+    H.shapes[e] = draw_shape(dice, s.ranks);
+    H.operator_of[e] = s.mixed ? dice.below(num_operators) : 0;
+    if (s.mutation == NO_START_WAIT) H.shapes[e].call = 0;  // which is not looked at either
+  }
   H.odd_rank = dice.below(s.ranks);
   H.odd_launch = 1 + dice.below(LAUNCHES);
   H.odd_shape = draw_shape(dice, s.ranks);

@@ -1,6 +1,6 @@
-"""ag_gemm under forced interleavings: builds tests/forced/forced_ag_gemm.cpp and plays histories.
+"""Operators under forced interleavings: builds tests/forced/forced_OP.cpp and plays histories.
 
-To replay one:  python tests/forced/forced.py --setup NAME [--mutation M] [--without-fence F] --seed N
+To replay one:  python tests/forced/forced.py OP --setup NAME [--mutation M] [--without-fence F] --seed N
 """
 
 from __future__ import annotations
@@ -26,35 +26,63 @@ SYMPTOMS = ("WRONG_VALUE", "RACE", "OUTSIDE", "NARROW_SCOPE", "DEADLOCK", "ENDLE
 class Setup:
     """What is played. All else (shapes, WGs, movers, data, who runs when) is drawn from the seed of a history."""
 
+    op: str = "ag_gemm"
     ranks: int = 3
     policy: str = "one_way"
     run_ahead: bool = False  # the form of sm_90a; else serial
     kind: str = "RIGHT"  # OTHER_CALL, LOST_RANK, TOLD_TO_STOP_BY_HOST: what goes wrong in one rank
     mutation: str = "NONE"
+    mixed: bool = False  # launches of other operators come between
     near_wrap: bool = False  # epochs go through 2^32
     without_fence: str = ""  # a name from fences()
     narrow_fence: str = ""  # a fence that acts in device scope only
 
 
-# By name, for tests and for --setup: nothing is wrong, or one rank is.
+OPS = tuple(sorted(path.stem.removeprefix("forced_") for path in HERE.glob("forced_*.cpp")))
 FORMS = {"serial": False, "ahead": True}
-RIGHT = {
-    f"{ranks}-{policy}-{form}{wrap}": Setup(ranks, policy, FORMS[form], near_wrap=bool(wrap))
-    for ranks in (1, 2, 3, 8)
-    for policy in params.POLICIES
-    for form in FORMS
-    for wrap in ("", "-wrap")
-}
-AMISS = {
-    f"{ranks}-{kind.lower()}-{form}": Setup(ranks, "one_way", FORMS[form], kind)
-    for kind in ("OTHER_CALL", "LOST_RANK", "TOLD_TO_STOP_BY_HOST")
-    for ranks in (2, 3, 8)
-    for form in FORMS
-}
-SETUPS = RIGHT | AMISS
 
 
-_SETUP = ("ranks", "policy", "run_ahead", "kind", "mutation", "near_wrap", "without_fence", "narrow_fence", "log")
+def right(op: str) -> dict[str, Setup]:
+    """Setups of `op` in which nothing is wrong, by name."""
+    return {
+        f"{ranks}-{policy}-{form}{wrap}": Setup(op, ranks, policy, run_ahead, near_wrap=bool(wrap))
+        for ranks in (1, 2, 3, 8)
+        for policy in params.POLICIES
+        for form, run_ahead in FORMS.items()
+        for wrap in ("", "-wrap")
+    } | {
+        f"{ranks}-mixed-{form}": Setup(op, ranks, "one_way", run_ahead, mixed=True)
+        for ranks in (2, 3)
+        for form, run_ahead in FORMS.items()
+    }
+
+
+def amiss(op: str) -> dict[str, Setup]:
+    """Setups of `op` in which one rank goes wrong, by name."""
+    return {
+        f"{ranks}-{kind.lower()}-{form}": Setup(op, ranks, "one_way", run_ahead, kind)
+        for kind in ("OTHER_CALL", "LOST_RANK", "TOLD_TO_STOP_BY_HOST")
+        for ranks in (2, 3, 8)
+        for form, run_ahead in FORMS.items()
+    }
+
+
+def setups(op: str) -> dict[str, Setup]:
+    return right(op) | amiss(op)
+
+
+_SETUP = (
+    "ranks",
+    "policy",
+    "run_ahead",
+    "kind",
+    "mutation",
+    "mixed",
+    "near_wrap",
+    "without_fence",
+    "narrow_fence",
+    "log",
+)
 _RESULT = ("histories", "bad", "first_bad_seed", "steps", "digest")
 
 
@@ -95,7 +123,7 @@ class Result:
 def flags(setup: Setup) -> str:
     """The command line that makes this setup."""
     plain = dataclasses.replace(setup, mutation="NONE", without_fence="", narrow_fence="")
-    words = [f"--setup {next((name for name, s in SETUPS.items() if s == plain), '?')}"]
+    words = [f"{setup.op} --setup {next((name for name, s in setups(setup.op).items() if s == plain), '?')}"]
     if setup.mutation != "NONE":
         words.append(f"--mutation {setup.mutation}")
     if setup.without_fence:
@@ -105,10 +133,10 @@ def flags(setup: Setup) -> str:
     return " ".join(words)
 
 
-def library(*more_flags: str) -> ctypes.CDLL:
-    """The histories of ag_gemm, built for this machine."""
+def library(op: str, *more_flags: str) -> ctypes.CDLL:
+    """The histories of an operator, built for this machine."""
     path = zig.shared_library(
-        HERE / "forced_ag_gemm.cpp",
+        HERE / f"forced_{op}.cpp",
         ["-DKOSMOS_FORCED", "-fvisibility=hidden", *more_flags],
         sorted(HERE.glob("*.h")),
     )
@@ -124,13 +152,13 @@ def library(*more_flags: str) -> ctypes.CDLL:
 
 
 @cache
-def default_library() -> ctypes.CDLL:
-    return library()
+def default_library(op: str) -> ctypes.CDLL:
+    return library(op)
 
 
-def names(what: str, lib: ctypes.CDLL | None = None) -> list[str]:
+def names(what: str, lib: ctypes.CDLL) -> list[str]:
     """All of "kind", "mutation" or "symptom"."""
-    get, found = getattr(lib or default_library(), f"forced_{what}"), []
+    get, found = getattr(lib, f"forced_{what}"), []
     while name := get(len(found)):
         found.append(name.decode())
     return found
@@ -143,18 +171,18 @@ def _fences(lib: ctypes.CDLL) -> list[tuple[str, bool]]:
     return found
 
 
-def fences() -> list[str]:
-    """Every fence of a right ag_gemm: "file function release|acquire device|system"."""
-    lib = default_library()
+def fences(op: str) -> list[str]:
+    """Every fence that a right `op` passes: "file function release|acquire device|system"."""
+    lib = default_library(op)
     result = _Result()
     lib.forced_run(_Setup(ranks=3), 0, 100, result)
     return [name for name, passed in _fences(lib) if passed]
 
 
-def _fence_index(lib: ctypes.CDLL, name: str) -> int:
+def _fence_index(op: str, lib: ctypes.CDLL, name: str) -> int:
     if not name:
         return 0
-    fences()  # so that all are known
+    fences(op)  # so that all are known
     known = [n for n, _ in _fences(lib)]
     if name not in known:
         raise ValueError(f"no fence {name!r}; there are {known}")
@@ -165,16 +193,17 @@ def play(
     setup: Setup, histories: int, first_seed: int = 0, *, log: bool = False, lib: ctypes.CDLL | None = None
 ) -> Result:
     """Plays histories first_seed, first_seed + 1, ... of a setup. With `log`, prints what every WG did, in order."""
-    lib = lib or default_library()
+    lib = lib or default_library(setup.op)
     raw = _Setup(
         ranks=setup.ranks,
         policy=params.POLICIES.index(setup.policy),
         run_ahead=setup.run_ahead,
         kind=names("kind", lib).index(setup.kind),
         mutation=names("mutation", lib).index(setup.mutation),
+        mixed=setup.mixed,
         near_wrap=setup.near_wrap,
-        without_fence=_fence_index(lib, setup.without_fence),
-        narrow_fence=_fence_index(lib, setup.narrow_fence),
+        without_fence=_fence_index(setup.op, lib, setup.without_fence),
+        narrow_fence=_fence_index(setup.op, lib, setup.narrow_fence),
         log=log,
     )
     result = _Result()
@@ -190,16 +219,17 @@ def play(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Play forced interleavings of ag_gemm; exits 0 when none is bad.")
-    parser.add_argument("--setup", choices=SETUPS, default="3-one_way-serial")
-    parser.add_argument("--mutation", default="NONE", help=", ".join(names("mutation")))
-    parser.add_argument("--without-fence", default="", metavar="NAME", help="; ".join(fences()))
+    parser = argparse.ArgumentParser(description="Play forced interleavings; exits 0 when none is bad.")
+    parser.add_argument("op", choices=OPS)
+    parser.add_argument("--setup", default="3-one_way-serial", help="as right() and amiss() in this file name them")
+    parser.add_argument("--mutation", default="NONE")
+    parser.add_argument("--without-fence", default="", metavar="NAME", help="as fences() names it")
     parser.add_argument("--narrow-fence", default="", metavar="NAME")
     parser.add_argument("--histories", type=int, default=1000)
     parser.add_argument("--seed", type=int, help="play this one history, and print what every WG did")
     a = parser.parse_args()
     setup = dataclasses.replace(
-        SETUPS[a.setup], mutation=a.mutation, without_fence=a.without_fence, narrow_fence=a.narrow_fence
+        setups(a.op)[a.setup], mutation=a.mutation, without_fence=a.without_fence, narrow_fence=a.narrow_fence
     )
     one = a.seed is not None
     result = play(setup, 1 if one else a.histories, a.seed or 0, log=one)

@@ -1,103 +1,50 @@
 // ag_gemm under forced interleavings, as a library for tests/forced/forced.py.
-#include "history.h"
+#define MUTATIONS(X)                                                                                                   \
+  X(NO_READS_DONE_WAIT) X(NO_SLICES_LANDED_WAIT) X(ALL_ARE_MOVERS) X(NONE_IS_MOVER) X(COUNTS_BEFORE_RELEASE)           \
+  X(FIRST_PULL_REPORTS_READS) X(ONE_SLICE_TOO_FEW) X(ONE_SLICE_TOO_MANY) X(DRAINS_EMPTY_SHARDS) X(NEVER_DRAINS)        \
+  X(ANNOUNCES_LATE) X(ANNOUNCES_EPOCH_FIRST) X(ONE_FINGERPRINT) X(BUILDS_BEFORE_IT_MOVES) X(COMPARES_UNSIGNED)         \
+  X(FORGETS_PEERS) X(POLLS_IN_DEVICE_SCOPE) X(STORES_BESIDE)
+#include "ag_gemm.h"
+#include "ag_gemm_mutants.h"
 
-#define API extern "C" __attribute__((visibility("default")))
-
-// --- a log of one history: what each WG claimed, had ready and did, in the order in which it happened ---
-
-struct Line {
-  u64 time, event;
-  u32 rank, wg, launch;
-};
-static target::List<Line> lines;
-
-void log_launch(u32 me, u32 launch) {
-  if (!H.s.log) return;
-  for (u32 row = 0; row < H.fibers_per_rank(); row++)
-    for (auto& event : H.ranks[me].trace[row])
-      if (event[0]) lines.push({event[0], event[1], me, row % H.wgs, launch});
-  memset(H.ranks[me].trace, 0, sizeof H.ranks[me].trace);
+static void prepare_mutant(u32 me, u32 launch) {
+  ag_gemm_prepare(me, launch);
+  AgGemmParams& p = ag_gemm_ranks[me].params;
+  if (H.s.mutation == ALL_ARE_MOVERS) p.movers = H.wgs;
+  if (H.s.mutation == NONE_IS_MOVER) p.movers = 0;
 }
 
-static int by_time(const void* a, const void* b) {
-  const u64 x = ((const Line*)a)->time, y = ((const Line*)b)->time;
-  return x < y ? -1 : x > y;
+static void give_mutant(u32 me) {
+  ag_gemm_memory(me);
+  const Rank& r = H.ranks[me];
+  if (H.s.mutation == NO_READS_DONE_WAIT) target::make_blind(r.signals->reads_done, MAX_RANKS);
+  if (H.s.mutation == NO_SLICES_LANDED_WAIT) target::make_blind(r.counters, 2 * COUNTERS_PER_SET);
 }
 
-static void print_log() {
-  for (u32 q = 0; q < H.s.ranks; q++) log_launch(q, *H.ranks[q].launch);
-  qsort(lines.at, lines.size, sizeof(Line), by_time);
-  const char *events[] = {"claimed", "ready", "done"}, *kinds[] = {"leave", "pull", "tile", "drain"};
-  for (u32 i = 0; i < lines.size; i++) {
-    const Line& l = lines.at[i];
-    printf("%8llu  launch %u  rank %u wg %u  %-7s %-5s", l.time, l.launch, l.rank, l.wg, events[l.event >> 60],
-           kinds[l.event >> 56 & 15]);
-    printf(" chunk %u row %u part %u\n", (u32)(l.event >> 48 & 255), (u32)(l.event >> 24 & 0xffffff),
-           (u32)(l.event & 0xffffff));
-  }
-  for (u32 i = 0; i < W.num_fibers; i++) {
-    const target::Fiber& f = W.fibers[i];
-    if (f.done) continue;
-    const bool works = i % H.fibers_per_rank() >= H.wgs;
-    printf("rank %u wg %u%s %s", f.rank, f.wg, works ? " (worker)" : "", f.polling ? "polls" : "runs");
-    for (u32 k = 0; f.polling && k < f.num_watched; k++) {
-      const u32* signal = W.signals + f.watched[k].word;
-      printf("%s %s = %u", k ? "," : "", target::Name(signal).text, *signal);
-    }
-    printf("\n");
-  }
-  fflush(stdout);
-  lines.size = 0;
-}
-
-// --- what Python calls ---
-
-struct Result {  // mirrored by forced.py
-  u64 histories, bad, first_bad_seed, steps, digest;
-  u64 symptoms[target::SYMPTOMS];  // histories that show each
-  char message[sizeof W.message];  // of the first bad history
-};
-
-API void forced_run(const Setup* setup, u64 first_seed, u32 histories, Result* result) {
-  *result = {};
-  for (target::Fence& f : W.fences) f.passed = 0;
-  for (u64 seed = first_seed; seed < first_seed + histories; seed++) {
-    run_history(*setup, seed);
-    bool bad = false;
-    for (u32 i = 0; i < target::SYMPTOMS; i++) {
-      result->symptoms[i] += W.symptoms[i] != 0;
-      bad |= W.symptoms[i] != 0;
-    }
-    if (bad && !result->bad++) {
-      result->first_bad_seed = seed;
-      memcpy(result->message, W.message, sizeof W.message);
-    }
-    result->histories++;
-    result->steps += W.steps;
-    result->digest = (result->digest ^ W.digest) * 0x9e3779b97f4a7c15ull;
-    if (setup->log) print_log();
+static void run_mutant(u32 me, target::Box& box, bool decides) {
+  const AgGemmParams& p = ag_gemm_ranks[me].params;
+  switch (H.s.mutation) {
+    case COUNTS_BEFORE_RELEASE: return run_wg<With<CountsBeforeRelease>>(p, box, decides);
+    case FIRST_PULL_REPORTS_READS: return run_wg<With<FirstPullReportsReads>>(p, box, decides);
+    case ONE_SLICE_TOO_FEW: return run_wg<With<WrongSlices<-1>>>(p, box, decides);
+    case ONE_SLICE_TOO_MANY: return run_wg<With<WrongSlices<1>>>(p, box, decides);
+    case DRAINS_EMPTY_SHARDS: return run_wg<With<DrainsEmptyShards>>(p, box, decides);
+    case NEVER_DRAINS: return run_wg<With<NeverDrains>>(p, box, decides);
+    case ANNOUNCES_LATE: return run_wg<With<AnnouncesLate>>(p, box, decides);
+    case ANNOUNCES_EPOCH_FIRST: return run_wg<With<AnnouncesEpochFirst>>(p, box, decides);
+    case BUILDS_BEFORE_IT_MOVES: return run_wg<With<BuildsBeforeItMoves>>(p, box, decides);
+    case COMPARES_UNSIGNED: return run_wg<With<ComparesUnsigned>>(p, box, decides);
+    case FORGETS_PEERS: return run_wg<With<ForgetsPeers>>(p, box, decides);
+    case POLLS_IN_DEVICE_SCOPE: return run_wg<With<PollsInDeviceScope>>(p, box, decides);
+    case STORES_BESIDE: return run_wg<StoresBeside>(p, box, decides);
+    case ONE_FINGERPRINT: return run_wg<With<OneFingerprint>>(p, box, decides);
+    default: return run_wg<AgGemm>(p, box, decides);
   }
 }
 
-#define NAME(name) #name,
-static const char* const kind_names[] = {KINDS(NAME) nullptr};
-static const char* const mutation_names[] = {MUTATIONS(NAME) nullptr};
-static const char* const symptom_names[] = {SYMPTOM_NAMES(NAME) nullptr};
+constexpr Operator MUTANT = {"ag_gemm",  give_mutant,      prepare_mutant, ag_gemm_check,
+                             run_mutant, ag_gemm_counters, ag_gemm_names};
+const Operator operators[] = {MUTANT};
+const u32 num_operators = 1;
 
-API const char* forced_kind(u32 i) { return kind_names[i]; }
-API const char* forced_mutation(u32 i) { return mutation_names[i]; }
-API const char* forced_symptom(u32 i) { return symptom_names[i]; }
-API u32 forced_setup_bytes() { return sizeof(Setup); }
-API u32 forced_result_bytes() { return sizeof(Result); }
-
-// Fence i, in the order of their first use: "file function release|acquire device|system". Has the last run passed it?
-API const char* forced_fence(u32 i, u32* passed) {
-  static char text[256];
-  if (i >= W.num_fences) return nullptr;
-  const target::Fence& f = W.fences[i];
-  const char* slash = strrchr(f.file, '/');
-  snprintf(text, sizeof text, "%s %s %s %s", slash ? slash + 1 : f.file, f.function, f.releases ? "release" : "acquire",
-           f.scope == SYSTEM_SCOPE ? "system" : "device");
-  *passed = f.passed > 0;
-  return text;
-}
+#include "library.h"

@@ -7,7 +7,8 @@ import os
 import pytest
 
 import kosmos_raw as kr
-from kosmos_raw.checks.ag_gemm import Case, merge, run_all
+from kosmos_raw.checks.operators import Case
+from kosmos_raw.checks.validate import merge, run_all
 from kosmos_raw.ranks.mpi import world_rank, world_size
 from tests import programs
 

@@ -1,6 +1,6 @@
 // ag_gemm broken on purpose: each breaks one rule of its protocol, and says which.
 #pragma once
-#include "../../hip_kernels/kernels/ag_gemm.hip"
+#include "ag_gemm.h"
 
 // Rows first, then the count.
 struct CountsBeforeRelease : AgGemmSchedule {
@@ -47,6 +47,7 @@ struct DrainsEmptyShards : AgGemmSchedule {
   using AgGemmSchedule::AgGemmSchedule;
   bool wait_inputs(const Work& w) const {
     if (w.kind != DRAIN) return AgGemmSchedule::wait_inputs(w);
+    if (!wait_all_started(p.g, w)) return false;
     for (u32 i = 0; i < peers(); i++)
       if (!wait_at_least(p.g, w, &own_signals(p.g).reads_done[peer_at(i)], p.g.epoch, SYSTEM_SCOPE)) return false;
     return true;
@@ -99,7 +100,33 @@ struct AnnouncesEpochFirst : AgGemmSchedule {
     target::release(SYSTEM_SCOPE);
     for (u32 q = 0; q < p.g.ranks; q++) target::store(&p.g.signals_of[q]->started[p.g.rank], p.g.epoch, SYSTEM_SCOPE);
     target::release(SYSTEM_SCOPE);
-    for (u32 q = 0; q < p.g.ranks; q++) target::store(&p.g.signals_of[q]->call[p.g.rank], p.g.call, SYSTEM_SCOPE);
+    for (u32 q = 0; q < p.g.ranks; q++) target::store(&p.g.signals_of[q]->call[p.g.epoch % 2][p.g.rank], p.g.call, SYSTEM_SCOPE);
+  }
+};
+
+// Fingerprints have two slots, for a peer may be in the next launch already.
+struct OneFingerprint : AgGemmSchedule {
+  using AgGemmSchedule::AgGemmSchedule;
+  void begin() {
+    mover = peers() && target::wg() < p.movers;
+    p.counters.clear_other(p.g);
+    if (target::wg() != 0) return;
+    for (u32 q = 0; q < p.g.ranks; q++) target::store(&p.g.signals_of[q]->call[0][p.g.rank], p.g.call, SYSTEM_SCOPE);
+    target::release(SYSTEM_SCOPE);
+    for (u32 q = 0; q < p.g.ranks; q++) target::store(&p.g.signals_of[q]->started[p.g.rank], p.g.epoch, SYSTEM_SCOPE);
+  }
+  bool wait_inputs(const Work& w) const {
+    if (w.kind != PULL && w.kind != DRAIN) return AgGemmSchedule::wait_inputs(w);
+    for (u32 q = 0; q < p.g.ranks; q++) {
+      if (w.kind == PULL && q != w.chunk) continue;
+      if (!wait_at_least(p.g, w, &own_signals(p.g).started[q], p.g.epoch, SYSTEM_SCOPE)) return false;
+      target::acquire(SYSTEM_SCOPE);
+      const u32 call = target::load(&own_signals(p.g).call[0][q], SYSTEM_SCOPE);
+      if (call == p.g.call) continue;
+      give_up(p.g, DIFFERENT_CALL, w, &own_signals(p.g).call[0][q], p.g.call, call);
+      return false;
+    }
+    return true;
   }
 };
 

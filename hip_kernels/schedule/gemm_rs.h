@@ -1,0 +1,121 @@
+// gemm_rs, WHAT NEXT: C[rows of this rank, N] = sum over ranks of A[M, K] @ B[N, K]^T, one launch a rank (paper section 3.2.2).
+//
+// Builders multiply and store partial tiles into staging (staging.h), band by band: band b of every rank's chunk before band
+// b + 1 of any, so that everybody's reduction can begin after the first step. Movers pull slices of their own chunk's bands
+// from all ranks, add in FP32 in rank order, and round once. A builder that finds no tile left joins them, up to
+// saturation (ONE_WAY), or leaves (FIXED).
+//
+// Why it cannot deadlock: a TILE waits for nothing. POISON waits for all ranks to start, which the first WG of each does
+// before it waits for anything. REDUCE waits for tiles of all ranks; movers are fewer than WGs, so builders are resident
+// everywhere, and they claim all tiles before they ever claim a REDUCE. What is claimed after a REDUCE is a REDUCE or
+// LEAVE, never a TILE that somebody waits for: that is why a target may claim ahead.
+#pragma once
+#include "chunks.h"
+#include "staging.h"
+
+struct GemmRsParams {
+  Group g;
+  Counters counters;  // words: see the accessors of GemmRsSchedule
+  const Vec16* a;     // [M, K] bf16
+  const Vec16* b;     // [N, K] bf16
+  Vec16* c;           // [rows(rank), N] bf16
+  Staging staging;    // [M, N] in a buffer
+  Chunks m;
+  u32 N, K;           // multiples of 8
+  u32 tile_n;
+  u32 movers;         // WGs that begin as movers; fewer than WGs
+  u32 max_movers;     // at which the links are saturated; at least 1, movers included
+  u32 band_tile_rows; // tile rows of a band
+  u32 slices;         // of a band, each one REDUCE
+  u32 policy;
+};
+static_assert(sizeof(GemmRsParams) == 336);
+
+struct GemmRsSchedule {
+  const GemmRsParams& p;
+  bool mover = false;             // touched by next_work alone
+  mutable bool all_here = false;  // wait_inputs has seen all ranks in this launch; saves later REDUCEs an acquire each
+
+  DEVICE explicit GemmRsSchedule(const GemmRsParams& p) : p(p) {}
+
+  // Counter words of one set. kosmos_raw/plan/gemm_rs.py counts the same words.
+  DEVICE u32* tile_head() const { return p.counters.current(p.g); }
+  DEVICE u32* move_head() const { return tile_head() + 1; }
+  DEVICE u32* joined() const { return tile_head() + 2; }  // builders that asked to become movers
+
+  DEVICE u32 columns() const { return (p.N + p.tile_n - 1) / p.tile_n; }
+  DEVICE u32 bands(u32 tile_rows) const { return (tile_rows + p.band_tile_rows - 1) / p.band_tile_rows; }
+  // At least one, also with nothing to poison: it is what waits for all ranks in every launch.
+  DEVICE u32 poisons() const { return p.movers ? p.movers : 1; }
+
+  DEVICE void begin() {
+    mover = target::wg() < p.movers;
+    p.counters.clear_other(p.g);
+    announce_start(p.g);
+  }
+
+  DEVICE Work next_work() {
+    if (aborted(p.g)) return {};
+    if (!mover) {
+      const Work w = next_tile();
+      if (w.kind != LEAVE || p.policy == FIXED) return w;
+      if (p.movers + target::add(joined(), 1, DEVICE_SCOPE) >= p.max_movers) return {};
+      mover = true;
+    }
+    return next_move();
+  }
+
+  // Band-major. Each rank starts with another chunk, its own last: so every reader gets its first band from somebody
+  // early, and no chunk is everybody's first. Entries past a short chunk's end are skipped.
+  DEVICE Work next_tile() {
+    const u32 per_chunk = p.band_tile_rows * columns(), per_band = per_chunk * p.g.ranks;
+    for (;;) {
+      const u32 i = target::add(tile_head(), 1, DEVICE_SCOPE);
+      if (i >= per_band * bands(p.m.tile_rows_max)) return {};
+      const u32 q = (p.g.rank + 1 + i % per_band / per_chunk) % p.g.ranks, t = i % per_chunk;
+      const u32 row = i / per_band * p.band_tile_rows + t / columns();
+      if (row < p.m.tile_rows(q)) return {TILE, q, row, t % columns()};
+    }
+  }
+
+  // Poison first: it fills the time in which no rank has made its first band yet.
+  DEVICE Work next_move() {
+    const u32 i = target::add(move_head(), 1, DEVICE_SCOPE);
+    if (i < poisons()) return {POISON, p.g.rank, 0, i};
+    const u32 j = i - poisons();
+    if (j < bands(p.m.tile_rows(p.g.rank)) * p.slices) return {REDUCE, p.g.rank, j / p.slices, j % p.slices};
+    return {};
+  }
+
+  // The words of a REDUCE, in C and, from partials_at() on, in everybody's staging.
+  struct Span {
+    u64 begin, end;
+  };
+  DEVICE Span span(const Work& w) const {
+    const u64 words = p.N / 8, first = (u64)w.row * p.band_tile_rows * p.m.tile_m;
+    const u64 left = p.m.rows(p.g.rank) - first, band = (u64)p.band_tile_rows * p.m.tile_m, n = (left < band ? left : band) * words;
+    return {first * words + n * w.part / p.slices, first * words + n * (w.part + 1) / p.slices};
+  }
+  DEVICE u64 partials_at() const { return p.staging.buffer_at() + (u64)p.m.first[p.g.rank] * (p.N / 8); }
+
+  DEVICE bool wait_inputs(const Work& w) const {
+    if (w.kind == POISON) return wait_all_started(p.g, w);  // rule (1) of staging.h
+    if (w.kind != REDUCE) return true;
+    if (!all_here && !wait_all_started(p.g, w)) return false;  // rule (2)
+    all_here = true;
+    // A hint: when the last word of each rank has come, most others have. Who reduces looks at every word; but if it
+    // began too early, all its lanes would poll peers' memory through the whole first step.
+    const Span s = span(w);
+    for (u32 q = 0; s.begin < s.end && q < p.g.ranks; q++) {
+      const Vec16* last = p.staging.of[q] + partials_at() + s.end - 1;
+      for (Patience patience; !arrived(target::read_polled(last));)
+        if (!patience.keep_waiting(p.g, w, (const u32*)last, 1, 0)) return false;
+    }
+    return true;
+  }
+
+  DEVICE bool ready(const Work& w) const { return w.kind == TILE; }  // which waits for nothing
+
+  // Nothing to publish: partials are their own signal, and the end of the launch is a release of poison and result.
+  DEVICE void finish(const Work&) const {}
+};

@@ -1,0 +1,188 @@
+// sm_90a: the GEMM tile, 128 rows by 256, 192 or 128 columns. Two threads load it, one each operand, stage by stage of 64 k,
+// into a ring in shared memory; two warpgroups of workers multiply, 64 rows each.
+//
+// In the ring lie panels of 64 lines by 64 elements, 8 KiB. An operand whose lines are rows or columns of the tile is loaded
+// by one box a stage, as high as the tile; one whose lines are k by a box each panel. As few as can be: a thread that issues
+// four loads a stage is slower than the multiplications of a narrow tile.
+#pragma once
+#include "../kernels/tile_operands.h"
+#include "../schedule/group.h"
+#include "sm90_mma.h"
+
+namespace target {
+constexpr u32 TILE_M = 128, TILE_N = 256, TILE_N_MEDIUM = 192, TILE_N_NARROW = 128;  // a launch's width: Params::tile_n
+constexpr u32 TILE_K = 64, PANEL = 64;
+constexpr u32 MAX_OPERANDS = 8;
+static_assert(PANEL * TILE_K * 2 == PANEL_BYTES);
+
+// Stages of a tile n columns wide. Fewer cost 2 % and more; the widest tile has room for no more.
+INLINE constexpr u32 stages(u32 n) { return n == 128 ? 6 : 4; }
+INLINE constexpr u32 stage_bytes(u32 n) { return (TILE_M + n) / PANEL * PANEL_BYTES; }
+
+// Shared memory: the ring; each warp's two panels of 16 rows by 64 columns of the result; barriers and the slots.
+constexpr u32 RING_BYTES = 4 * stage_bytes(TILE_N), WARP_PANEL = 16 * PANEL * 2;
+constexpr u32 RESULT_AT = RING_BYTES, CONTROL_AT = RESULT_AT + WORKERS / 32 * 2 * WARP_PANEL;
+constexpr u32 LOADED_AT = CONTROL_AT, READ_AT = LOADED_AT + 6 * 8;  // one barrier each a stage
+constexpr u32 SLOTS_AT = READ_AT + 6 * 8;
+constexpr u32 DYNAMIC_SHARED_BYTES = 229696;
+static_assert(stages(192) * stage_bytes(192) <= RING_BYTES && stages(128) * stage_bytes(128) <= RING_BYTES);
+
+// The matrices that the launch's tiles lie in. kosmos_raw/build/sm90.py fills it.
+struct Operands {
+  TensorMap maps[MAX_OPERANDS];
+  u64 begin[MAX_OPERANDS], end[MAX_OPERANDS];  // addresses
+  u32 line_words[MAX_OPERANDS];                // 16-byte words from line to line
+  u32 count, zero[7];
+};
+static_assert(sizeof(Operands) == 1216);
+
+// Where an operand of a tile begins: element x of line y of a matrix.
+struct Place {
+  const TensorMap* map;
+  u32 x, y;
+  INLINE Place(const Operands& o, const Vec16* first) {
+    u32 i = 0;
+    while (i + 1 < o.count && ((u64)first < o.begin[i] || (u64)first >= o.end[i])) i++;
+    const u32 words = (u32)(((u64)first - o.begin[i]) / sizeof(Vec16));
+    map = &o.maps[i];
+    y = words / o.line_words[i];
+    x = words % o.line_words[i] * 8;
+  }
+};
+
+// Where the loader, or the workers, are in the ring. It never restarts, whatever is worked on.
+struct RingAt {
+  u32 stage = 0, parity = 0;
+  INLINE void advance(u32 stages) {
+    if (++stage == stages) stage = 0, parity ^= 1;
+  }
+};
+
+INLINE u32 k_steps(const TileOperands& t) { return (t.K + TILE_K - 1) / TILE_K; }
+
+// One thread for A, another for B. Calls `soon` when two stages are left to load: what comes next can be decided while they
+// are waited for. `first`: bytes from a stage's begin to the operand. `height`: lines of its box, where lines are not k.
+template <bool BY_K, class Soon>
+INLINE void load_operand(const Place& from, u32 lines, u32 steps, u32 n, u32 first, u32 height, u32 shared, RingAt& at,
+                         Soon soon) {
+  const u32 soon_at = steps > 2 ? steps - 2 : 0, panels = (lines + PANEL - 1) / PANEL;
+  for (u32 k = 0; k < steps; k++) {
+    if (k == soon_at) soon();
+    const u32 loaded = shared + LOADED_AT + at.stage * 8, to = shared + at.stage * stage_bytes(n) + first;
+    wait(shared + READ_AT + at.stage * 8, at.parity ^ 1);
+    if constexpr (BY_K) {
+      arrive_expecting(loaded, panels * PANEL_BYTES);  // those past the tile's edge are not loaded
+#pragma unroll
+      for (u32 j = 0; j < TILE_N / PANEL; j++)
+        if (j < panels) load_box(to + j * PANEL_BYTES, from.map, loaded, from.x + j * PANEL, from.y + k * TILE_K);
+    } else {
+      arrive_expecting(loaded, height * TILE_K * 2);
+      load_box(to, from.map, loaded, from.x + k * TILE_K, from.y);
+    }
+    at.advance(stages(n));
+  }
+}
+template <Layout L, bool IS_A, class Soon>
+INLINE void load_tile(const TileOperands& t, const Operands& o, u32 n, u32 shared, RingAt& at, Soon soon) {
+  const u32 steps = k_steps(t);
+  if (!steps) return soon();
+  const Place from(o, IS_A ? t.a : t.b);
+  if constexpr (IS_A) load_operand<L == NT>(from, t.rows, steps, n, 0, TILE_M, shared, at, soon);
+  else load_operand<L != TN>(from, t.cols, steps, n, TILE_M * TILE_K * 2, n, shared, at, soon);
+}
+
+// Workers. A thread's sums: of each 8 columns, two neighbours in row lane / 4 and two in the row 8 below, of its warp's 16.
+// One stage: starts its multiplications. Returns the barrier that says when it has been read. FIRST: sums begin with it.
+template <Layout L, u32 N, bool FIRST> INLINE u32 start_step(float (&sums)[N / 2], u32 shared, RingAt& at) {
+  constexpr bool A_BY_K = L == NT, B_BY_K = L != TN;
+  wait(shared + LOADED_AT + at.stage * 8, at.parity);
+  const u32 stage = shared + at.stage * stage_bytes(N), read = shared + READ_AT + at.stage * 8;
+  const u64 a = operand<A_BY_K>(stage + lane() / 128 * PANEL_BYTES), b = operand<B_BY_K>(stage + TILE_M * TILE_K * 2);
+  wgmma_begin();
+#pragma unroll
+  for (u32 i = 0; i < TILE_K / 16; i++)
+    wgmma<N, A_BY_K, B_BY_K>(sums, a + i * OPERAND_STEP<A_BY_K>, b + i * OPERAND_STEP<B_BY_K>, !FIRST || i);
+  wgmma_commit();
+  at.advance(stages(N));
+  return read;
+}
+// The first step apart: were it in the loop, sums would look used before they are set, and be kept while nobody multiplies.
+template <Layout L, u32 N> INLINE void multiply_tile(float (&sums)[N / 2], u32 steps, u32 shared, RingAt& at) {
+  const bool speaks = lane() % 128 == 0;
+  u32 last = start_step<L, N, true>(sums, shared, at);
+#pragma unroll 1
+  for (u32 k = 1; k < steps; k++) {
+    const u32 read = start_step<L, N, false>(sums, shared, at);
+    wgmma_wait<1>();  // the step before
+    if (speaks) arrive(last);
+    last = read;
+  }
+  wgmma_wait<0>();
+  if (speaks) arrive(last);
+#pragma unroll
+  for (u32 i = 0; i < N / 2; i++) asm volatile("" : "+f"(sums[i])::"memory");  // no use of them moves before the wait
+}
+
+// Plain rows of BF16. A warp turns its 16 rows, 64 columns at a time, in shared memory of its own, so that eight lanes
+// write the 128 bytes of a row together.
+template <u32 N, bool THROUGH>
+INLINE void store_rows(const float (&sums)[N / 2], const TileOperands& t, const TileResult& to, u32 shared) {
+  const u32 l = lane() % 32, first = lane() / 32 * 16, panels = shared + RESULT_AT + lane() / 32 * 2 * WARP_PANEL;
+  const u32 put_row = l % 16, put = put_row * 128, put_column = l / 16 * 16, swizzle = put_row % 8 * 16;
+  const u32 get_row = l / 8, column = l % 8 * 8;
+#pragma unroll
+  for (u32 c = 0; c < N / 64; c++) {
+    const u32 panel = panels + c % 2 * WARP_PANEL;
+#pragma unroll
+    for (u32 q = 0; q < 4; q++) {
+      const float* s = sums + c * 32 + q * 8;
+      store_matrices(panel + put + ((q * 32 + put_column) ^ swizzle), pack(s[0], s[1]), pack(s[2], s[3]), pack(s[4], s[5]),
+                     pack(s[6], s[7]));
+    }
+    __syncwarp();  // also: the panel of two before has been read by all
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+      const u32 row = get_row + i * 4;
+      const Vec16 v = load_shared(panel + row * 128 + ((column * 2) ^ (row % 8 * 16)));
+      Vec16* at = (Vec16*)(to.c + ((u64)(first + row) * to.ldc + c * 64 + column) / 4);
+      if (first + row >= t.rows || c * 64 + column >= t.cols) continue;
+      if constexpr (THROUGH) write_through(at, v);
+      else write(at, v);
+    }
+  }
+}
+
+// Whatever the operator does with four columns of a row. Neighbouring lanes swap, so that each gets four of one row.
+template <u32 N, class Each> INLINE void each_four(const float (&sums)[N / 2], const TileOperands& t, Each each) {
+  const u32 l = lane() % 32, row = lane() / 32 * 16 + l / 4;
+  const bool odd = l % 2;
+#pragma unroll
+  for (u32 j = 0; j < N / 8; j++) {
+    const float* e = sums + 4 * j;
+    const float x = __shfl_xor_sync(~0u, odd ? e[0] : e[2], 1), y = __shfl_xor_sync(~0u, odd ? e[1] : e[3], 1);
+    const u32 r = row + 8 * odd, column = 8 * j + l % 4 / 2 * 4;
+    const float four[4] = {odd ? x : e[0], odd ? y : e[1], odd ? e[2] : x, odd ? e[3] : y};
+    if (r < t.rows && column < t.cols) each(r, column, four);
+  }
+}
+
+template <class Op>
+INLINE void hand_over_four(const typename Op::Params& p, const Work& w, u32 row, u32 column, const float (&four)[4]) {
+  if constexpr (requires { Op::store_f32(p, w, row, column, four); }) Op::store_f32(p, w, row, column, four);
+  else
+    Op::store(p, w, row, column, (u64)pack(four[2], four[3]) << 32 | pack(four[0], four[1]));
+}
+// A tile of K = 0. Apart from the others: sums that may come from elsewhere than WGMMA would slow it down.
+template <class Op> INLINE void hand_over_zeros(const typename Op::Params& p, const Work& w, const TileOperands& t) {
+  const u32 fours = (t.cols + 3) / 4;
+#pragma unroll 1
+  for (u32 i = lane(); i < t.rows * fours; i += WORKERS) hand_over_four<Op>(p, w, i / fours, i % fours * 4, {0, 0, 0, 0});
+}
+template <class Op, u32 N>
+INLINE void hand_over(const typename Op::Params& p, const Work& w, const float (&sums)[N / 2], const TileOperands& t,
+                      u32 shared) {
+  if constexpr (requires { Op::result(p, w); }) store_rows<N, through<Op>()>(sums, t, Op::result(p, w), shared);
+  else
+    each_four<N>(sums, t, [&](u32 row, u32 column, const float (&four)[4]) { hand_over_four<Op>(p, w, row, column, four); });
+}
+}  // namespace target

@@ -1,0 +1,130 @@
+"""What judging an operator takes: its inputs, its call, and what must come out. One `Checked` an operator."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ..numerics import oracles
+from ..numerics.tolerance import gemm_bound, reduced_bound
+from ..ops.ag_gemm import ag_gemm
+from ..ops.gemm_rs import gemm_rs
+from ..plan.shapes import round_up
+from ..ranks.communicator import Communicator
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape of one operator, and how to run it. `rows` are every rank's; N and K are the GEMM's own."""
+
+    rows: tuple[int, ...]
+    n: int
+    k: int
+    op: str = "ag_gemm"
+    policy: str = "one_way"
+    movers: int | None = None
+    arena: bool = False  # inputs that peers read lie in the arena, where no copy is needed
+    iters: int = 2
+    seed: int = 0
+
+    @property
+    def m(self) -> int:
+        return sum(self.rows)
+
+    @property
+    def ranks(self) -> int:
+        return len(self.rows)
+
+    def first(self, rank: int) -> int:
+        """The first of the rows of `rank`."""
+        return sum(self.rows[:rank])
+
+    def random(self, iteration: int, what: int, shape: tuple[int, int]) -> np.ndarray:
+        """Standard normal bf16, new for each iteration. `what` numbers the matrices of all ranks."""
+        rng = np.random.default_rng((self.seed, iteration, what))
+        return rng.standard_normal(shape, np.float32).astype(ml_dtypes.bfloat16)
+
+
+Arrays = dict[str, Any]
+Wanted = dict[str, tuple[np.ndarray, np.ndarray]]  # by output: exact value and bound of the error, in float64
+
+
+class Checked(ABC):
+    """One operator. Arrays go by the names of its arguments."""
+
+    in_arena: str | None  # the input that may lie in the arena
+
+    @abstractmethod
+    def inputs(self, case: Case, rank: int, iteration: int) -> Arrays:
+        """This rank's inputs, bf16."""
+
+    @abstractmethod
+    def outputs(self, case: Case, rank: int) -> dict[str, tuple[int, int]]:
+        """Shapes of this rank's outputs."""
+
+    @abstractmethod
+    def call(self, comm: Communicator, case: Case, inputs: Arrays, outputs: Arrays | None) -> None:
+        """Makes the call; without `outputs` it allocates them itself."""
+
+    @abstractmethod
+    def want(self, case: Case, rank: int, iteration: int) -> Wanted:
+        """What must come out on this rank."""
+
+    @abstractmethod
+    def arena_bytes(self, case: Case) -> int:
+        """Room in the arena for a call with `case.arena` or without."""
+
+
+class AgGemm(Checked):
+    in_arena = "a"
+
+    def inputs(self, case: Case, rank: int, iteration: int) -> Arrays:
+        a = case.random(iteration, 0, (case.m, case.k))
+        own = slice(case.first(rank), case.first(rank + 1))
+        return {"a": a[own], "b": case.random(iteration, 1 + rank, (case.n, case.k))}
+
+    def outputs(self, case: Case, rank: int) -> dict[str, tuple[int, int]]:
+        return {"out": (case.m, case.n)}
+
+    def call(self, comm: Communicator, case: Case, inputs: Arrays, outputs: Arrays | None) -> None:
+        ag_gemm(comm, **inputs, rows=case.rows, policy=case.policy, movers=case.movers, **(outputs or {}))
+
+    def want(self, case: Case, rank: int, iteration: int) -> Wanted:
+        b = self.inputs(case, rank, iteration)["b"]
+        shards = [self.inputs(case, q, iteration)["a"] for q in range(case.ranks)]
+        exact, magnitude = oracles.ag_gemm(shards, b)
+        return {"out": (exact, gemm_bound(exact, magnitude, case.k))}
+
+    def arena_bytes(self, case: Case) -> int:
+        return 2 * max(case.rows) * (case.k + 8) * 2  # a caller's array, and a copy
+
+
+class GemmRs(Checked):
+    in_arena = None
+
+    def inputs(self, case: Case, rank: int, iteration: int) -> Arrays:
+        a = case.random(iteration, 2 * rank, (case.m, case.k))
+        return {"a": a, "b": case.random(iteration, 2 * rank + 1, (case.n, case.k))}
+
+    def outputs(self, case: Case, rank: int) -> dict[str, tuple[int, int]]:
+        return {"out": (case.rows[rank], case.n)}
+
+    def call(self, comm: Communicator, case: Case, inputs: Arrays, outputs: Arrays | None) -> None:
+        gemm_rs(comm, **inputs, rows=case.rows, policy=case.policy, movers=case.movers, **(outputs or {}))
+
+    def want(self, case: Case, rank: int, iteration: int) -> Wanted:
+        own = slice(case.first(rank), case.first(rank + 1))
+        every = [self.inputs(case, q, iteration) for q in range(case.ranks)]
+        products = [oracles.gemm(x["a"][own], x["b"]) for x in every]
+        exact, bound = reduced_bound(products, case.k)
+        return {"out": (exact, bound)}
+
+    def arena_bytes(self, case: Case) -> int:
+        return 2 * case.m * round_up(case.n, 8) * 2  # staging
+
+
+CHECKED: dict[str, Checked] = {"ag_gemm": AgGemm(), "gemm_rs": GemmRs()}

@@ -1,0 +1,165 @@
+"""What `validate OP` does on every rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from tqdm import tqdm
+
+from ..numerics.tolerance import BF16_HALF_ULP, compare
+from ..ranks.communicator import POISON, Communicator
+from .operators import CHECKED, Case
+
+GUARD_ROWS = 3  # of poison before and after every output
+
+
+@dataclass
+class Outcome:
+    """What one rank found over all iterations."""
+
+    passed: bool = True
+    bitwise_repeat: bool = True
+    max_abs_error: float = 0.0
+    rel_error: float = 0.0
+    over_bound: float = 0.0  # largest |error| over what rounding allows; at most 1
+    seconds: float = 0.0  # median of one call
+    problems: list[str] = field(default_factory=list)
+
+    def fail(self, problem: str) -> None:
+        self.passed = False
+        if len(self.problems) < 5:
+            self.problems.append(problem)
+
+
+def run(comm: Communicator, case: Case, progress: bool = False) -> Outcome:
+    """Runs `case` on this rank; every rank calls it. Each iteration has new data, runs twice, and compares bits."""
+    outcome = Outcome()
+    operator = CHECKED[case.op]
+    xp = comm.device.xp
+    guarded = {
+        name: xp.empty((rows + 2 * GUARD_ROWS, columns), np.uint16)
+        for name, (rows, columns) in operator.outputs(case, comm.rank).items()
+    }
+    outputs = {name: array[GUARD_ROWS : len(array) - GUARD_ROWS] for name, array in guarded.items()}
+    own: Any = None
+    place: Any = None
+    shared = operator.in_arena if case.arena else None
+    if shared:
+        shapes = [operator.inputs(case, q, 0)[shared].shape for q in range(case.ranks)]
+        own = comm.empty((max(rows for rows, _ in shapes), shapes[comm.rank][1]))
+        place = own[: shapes[comm.rank][0]].view(np.uint16)
+    times = []
+    bars = tqdm(
+        range(case.iters),
+        desc=f"{case.op} {case.m}x{case.n}x{case.k}",
+        disable=None if progress and comm.rank == 0 else True,
+        leave=False,
+    )
+    for iteration in bars:
+        given = operator.inputs(case, comm.rank, iteration)
+        inputs = {name: xp.asarray(array.view(np.uint16)) for name, array in given.items()}
+        results = []
+        for _ in range(2):
+            comm.poison()
+            for array in guarded.values():
+                array[...] = POISON
+            if shared:
+                place[...] = xp.asarray(given[shared].view(np.uint16))
+                inputs[shared] = place
+            start = time.perf_counter()
+            operator.call(comm, case, inputs, outputs)
+            comm.synchronize()
+            times.append(time.perf_counter() - start)
+            results.append({name: _to_numpy(array) for name, array in guarded.items()})
+        _judge(outcome, case, comm.rank, iteration, results)
+        for name, was in given.items():
+            if not np.array_equal(_to_numpy(inputs[name]), was.view(np.uint16)):
+                outcome.fail(f"iteration {iteration}: input {name} was changed")
+    outcome.seconds = float(np.median(times)) if times else 0.0
+    if own is not None:
+        comm.free(own)
+    return outcome
+
+
+def call_once(comm: Communicator, case: Case) -> None:
+    """One call on random data, not checked: to warm up, to trace."""
+    operator = CHECKED[case.op]
+    given = operator.inputs(case, comm.rank, 0)
+    operator.call(comm, case, {k: comm.device.xp.asarray(x.view(np.uint16)) for k, x in given.items()}, None)
+    comm.synchronize()
+
+
+def _judge(outcome: Outcome, case: Case, rank: int, iteration: int, results: list[dict[str, np.ndarray]]) -> None:
+    wanted = CHECKED[case.op].want(case, rank, iteration)
+    for name, (exact, bound) in wanted.items():
+        first, again = (result[name] for result in results)
+        if not np.array_equal(first, again):
+            row, col = np.argwhere(first != again)[0]
+            outcome.bitwise_repeat = False
+            outcome.fail(f"iteration {iteration}: {name}: the second run differs at {row - GUARD_ROWS}, {col}")
+        guards = np.concatenate([again[:GUARD_ROWS], again[len(again) - GUARD_ROWS :]])
+        if not (guards == POISON).all():
+            outcome.fail(f"iteration {iteration}: {name}: rows outside the output were written")
+        got = again[GUARD_ROWS : len(again) - GUARD_ROWS].view(ml_dtypes.bfloat16)
+        result = compare(got, exact, bound)
+        outcome.max_abs_error = max(outcome.max_abs_error, result.max_abs_error)
+        outcome.rel_error = max(outcome.rel_error, result.rel_error)
+        outcome.over_bound = max(outcome.over_bound, result.over_bound)
+        if not result.passed:
+            outcome.fail(f"iteration {iteration}: {name} at {result.worst}: got {result.got}, want {result.wanted}")
+
+
+def run_all(comm: Communicator, cases: Sequence[Case]) -> list[Outcome]:
+    """Several cases on one communicator, one after the other."""
+    return [run(comm, case) for case in cases]
+
+
+def arena_bytes(cases: Sequence[Case]) -> int:
+    """An arena with room for any of the cases, and for what `comm.empty` and alignment add."""
+    return max(CHECKED[case.op].arena_bytes(case) for case in cases) + (1 << 20)
+
+
+def _to_numpy(array: Any) -> np.ndarray:
+    return np.array(array.get() if hasattr(array, "get") else array)
+
+
+def merge(outcomes: Sequence[Outcome]) -> Outcome:
+    """The worst of all ranks."""
+    merged = Outcome(
+        passed=all(o.passed for o in outcomes),
+        bitwise_repeat=all(o.bitwise_repeat for o in outcomes),
+        max_abs_error=max(o.max_abs_error for o in outcomes),
+        rel_error=max(o.rel_error for o in outcomes),
+        over_bound=max(o.over_bound for o in outcomes),
+        seconds=max(o.seconds for o in outcomes),
+    )
+    for rank, o in enumerate(outcomes):
+        merged.problems += [f"rank {rank}, {problem}" for problem in o.problems]
+    return merged
+
+
+def report(case: Case, device: str, outcome: Outcome) -> dict[str, Any]:
+    """The fields of `validate --json`."""
+    return {
+        "op": case.op,
+        "dtype": "bf16",
+        "device": device,
+        "ranks": len(case.rows),
+        "shape": {"m": case.m, "n": case.n, "k": case.k, "rows": list(case.rows)},
+        "policy": case.policy,
+        "iters": case.iters,
+        "rel_error": outcome.rel_error,
+        "max_abs_error": outcome.max_abs_error,
+        "over_bound": outcome.over_bound,
+        "tolerance": f"|error| <= {BF16_HALF_ULP} |exact| for each rounding + 2^-24 for each addition of magnitudes, "
+        "element by element (over_bound <= 1)",
+        "bitwise_repeat": outcome.bitwise_repeat,
+        "passed": outcome.passed,
+        "seconds": outcome.seconds,
+        "problems": outcome.problems,
+    }

@@ -1,0 +1,88 @@
+"""What plans of all operators share: how rows are dealt, and sizes that kernels want."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..build.params import MAX_RANKS, POLICIES
+from ..device.base import Tile
+
+VECTOR = 8  # bf16 in the 16 bytes that a lane moves at a time; rows of matrices are padded to it
+
+
+def round_up(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+def split_rows(rows: int, ranks: int) -> list[int]:
+    """`rows` dealt to `ranks` as evenly as can be, the first ranks taking one more: 10 over 4 is 3, 3, 2, 2."""
+    return [rows // ranks + (q < rows % ranks) for q in range(ranks)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one launch of an operator will use. M = sum(rows) rows are dealt to ranks; N and K are the GEMM's own."""
+
+    op: str
+    rows: tuple[int, ...]  # of every rank
+    n: int
+    k: int
+    tile: Tile
+    workgroups: int
+    movers: int
+    policy: str
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ValueError(f"{self.op}: policy is {self.policy!r}, want one of {', '.join(POLICIES)}")
+        if self.ranks > 1 and not 1 <= self.movers < self.workgroups:
+            raise ValueError(
+                f"{self.op}: movers is {self.movers}, want 1 to {self.workgroups - 1}: with {self.workgroups} WGs "
+                "somebody must move and somebody must build"
+            )
+        if self.m >= 1 << 31 or self.n >= 1 << 31 or self.k >= 1 << 31:
+            raise ValueError(f"{self.op}: M, N, K are {self.m}, {self.n}, {self.k}, want each below 2**31")
+        if self.queue_entries + self.workgroups >= 1 << 32:
+            raise ValueError(
+                f"{self.op}: {self.queue_entries} queue entries do not fit in 32 bits; split N or the rows"
+            )
+
+    @property
+    def ranks(self) -> int:
+        return len(self.rows)
+
+    @property
+    def m(self) -> int:
+        return sum(self.rows)
+
+    @property
+    def first(self) -> list[int]:
+        """first[q] is the row at which rank q's chunk begins; one more entry than ranks may need, all equal to M."""
+        starts = [sum(self.rows[:q]) for q in range(self.ranks)]
+        return starts + [self.m] * (MAX_RANKS + 1 - len(starts))
+
+    @property
+    def tile_rows_max(self) -> int:
+        return -(-max(self.rows) // self.tile.m)
+
+    @property
+    def columns(self) -> int:
+        """Tiles in a row of the result."""
+        return -(-self.n // self.tile.n)
+
+    @property
+    def tiles(self) -> int:
+        return sum(-(-r // self.tile.m) for r in self.rows) * self.columns
+
+    @property
+    def queue_entries(self) -> int:
+        """Entries of the longest queue."""
+        return self.tile_rows_max * self.ranks * self.columns + 1
+
+    @property
+    def padded_n(self) -> int:
+        return round_up(self.n, VECTOR)
+
+    @property
+    def padded_k(self) -> int:
+        return round_up(self.k, VECTOR)

@@ -1,0 +1,45 @@
+// gemm_rs under forced interleavings, alone and between launches of ag_gemm, as a library for tests/forced/forced.py.
+#define MUTATIONS(X)                                                                                                   \
+  X(POISONS_WITHOUT_WAIT) X(REDUCES_BEFORE_START) X(ONE_BUFFER) X(NEVER_POISONS) X(POISONS_BY_THIS_SHAPE)              \
+  X(TURNS_ARE_EPOCHS) X(ALL_ARE_MOVERS) X(NOBODY_REDUCES) X(ANNOUNCES_LATE) X(BUILDS_AFTER_REDUCING)                   \
+  X(JOINS_TOO_EARLY) X(FORGETS_LAST_BAND) X(TRUSTS_THE_HINT) X(STORES_INTO_CACHES) X(STORES_A_SENTINEL) X(STORES_BESIDE)
+#include "ag_gemm.h"
+#include "gemm_rs_mutants.h"
+
+static void prepare_mutant(u32 me, u32 launch) {
+  const u32 M = H.shape(me, launch).M();
+  gemm_rs_prepare(me, launch);
+  GemmRsParams& p = gemm_rs_ranks[me].params;
+  switch (H.s.mutation) {
+    case ONE_BUFFER: p.staging.buffer_words = 0; break;
+    case NEVER_POISONS: p.staging.dirty_words = 0; break;
+    case POISONS_BY_THIS_SHAPE: p.staging.dirty_words = M * p.N / 8; break;
+    case TURNS_ARE_EPOCHS: p.staging.turn = p.g.epoch; break;
+    case ALL_ARE_MOVERS: p.movers = p.max_movers = H.wgs; break;
+    case NOBODY_REDUCES: p.movers = p.max_movers = 0; break;
+  }
+}
+
+static void run_mutant(u32 me, target::Box& box, bool decides) {
+  const GemmRsParams& p = gemm_rs_ranks[me].params;
+  switch (H.s.mutation) {
+    case POISONS_WITHOUT_WAIT: return run_wg<RsWith<PoisonsWithoutWait>>(p, box, decides);
+    case REDUCES_BEFORE_START: return run_wg<RsWith<ReducesBeforeStart>>(p, box, decides);
+    case ANNOUNCES_LATE: return run_wg<RsWith<RsAnnouncesLate>>(p, box, decides);
+    case BUILDS_AFTER_REDUCING: return run_wg<RsWith<BuildsAfterReducing>>(p, box, decides);
+    case JOINS_TOO_EARLY: return run_wg<RsWith<JoinsTooEarly>>(p, box, decides);
+    case FORGETS_LAST_BAND: return run_wg<RsWith<ForgetsLastBand>>(p, box, decides);
+    case TRUSTS_THE_HINT: return run_wg<TrustsTheHint>(p, box, decides);
+    case STORES_INTO_CACHES: return run_wg<StoresIntoCaches>(p, box, decides);
+    case STORES_A_SENTINEL: return run_wg<StoresASentinel>(p, box, decides);
+    case STORES_BESIDE: return run_wg<RsStoresBeside>(p, box, decides);
+    default: return run_wg<GemmRs>(p, box, decides);
+  }
+}
+
+constexpr Operator MUTANT = {"gemm_rs",  gemm_rs_memory,   prepare_mutant, gemm_rs_check,
+                             run_mutant, gemm_rs_counters, gemm_rs_names};
+const Operator operators[] = {MUTANT, AG_GEMM};
+const u32 num_operators = 2;
+
+#include "library.h"

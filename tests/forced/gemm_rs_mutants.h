@@ -1,0 +1,98 @@
+// gemm_rs broken on purpose: each breaks one rule of its protocol, and says which.
+#pragma once
+#include "gemm_rs.h"
+
+// Nobody may still read what is poisoned: rule (1) of staging.h. Somebody else waits for all ranks.
+struct PoisonsWithoutWait : GemmRsSchedule {
+  using GemmRsSchedule::GemmRsSchedule;
+  bool wait_inputs(const Work& w) const { return w.kind == POISON || GemmRsSchedule::wait_inputs(w); }
+};
+
+// Nobody may read what is not poisoned yet: rule (2). What is there is the partial of two turns ago.
+struct ReducesBeforeStart : GemmRsSchedule {
+  explicit ReducesBeforeStart(const GemmRsParams& p) : GemmRsSchedule(p) { all_here = true; }
+};
+
+// A start is announced before anything is waited for.
+struct RsAnnouncesLate : GemmRsSchedule {
+  using GemmRsSchedule::GemmRsSchedule;
+  mutable bool announced = false;
+  void begin() {
+    mover = target::wg() < p.movers;
+    p.counters.clear_other(p.g);
+  }
+  bool wait_inputs(const Work& w) const {
+    const bool there = GemmRsSchedule::wait_inputs(w);
+    if (!announced) announce_start(p.g);
+    announced = true;
+    return there;
+  }
+};
+
+// What is claimed after a REDUCE, which blocks, is never a TILE that somebody waits for.
+struct BuildsAfterReducing : GemmRsSchedule {
+  using GemmRsSchedule::GemmRsSchedule;
+  bool turn = false;
+  Work next_work() {
+    if (aborted(p.g)) return {};
+    turn = !turn;
+    if (const Work w = turn ? next_move() : next_tile(); w.kind != LEAVE) return w;
+    return turn ? next_tile() : next_move();
+  }
+};
+
+// A builder joins the movers when ALL tiles are claimed, not before.
+struct JoinsTooEarly : GemmRsSchedule {
+  using GemmRsSchedule::GemmRsSchedule;
+  Work next_work() {
+    if (aborted(p.g)) return {};
+    if (!mover) {
+      const Work w = next_tile();
+      mover = true;
+      if (w.kind != LEAVE) return w;
+    }
+    return next_move();
+  }
+};
+
+// All slices of all bands are reduced.
+struct ForgetsLastBand : GemmRsSchedule {
+  using GemmRsSchedule::GemmRsSchedule;
+  Work next_work() {
+    const Work w = GemmRsSchedule::next_work();
+    return w.kind == REDUCE && w.row + 1 == bands(p.m.tile_rows(p.g.rank)) ? Work{} : w;
+  }
+};
+
+template <class S> struct RsWith : GemmRs {
+  using Schedule = S;
+};
+
+// That the last word has come is a hint, and says nothing of the others.
+struct TrustsTheHint : GemmRs {
+  static void move(const Schedule& s, const Work& w) {
+    if (w.kind != REDUCE) return GemmRs::move(s, w);
+    const auto words = s.span(w);
+    sum_ranks<false>(s.p.g, w, s.p.c, s.p.staging.of, s.partials_at(), words.begin, words.end);
+  }
+};
+
+// Partials are stored past the caches.
+struct StoresIntoCaches : GemmRs {
+  static void store(const Params& p, const Work& w, u32 row, u32 column, u64 v) {
+    const TileResult to = result(p, w);
+    target::write(to.c + ((u64)row * to.ldc + column) / 4, v);
+  }
+};
+
+// No result may equal the sentinel.
+struct StoresASentinel : GemmRs {
+  static void store(const Params& p, const Work& w, u32 row, u32 column, u64 v) {
+    GemmRs::store(p, w, row, column, row + column ? v : (v & ~0xffffull) | (SENTINEL & 0xffff));
+  }
+};
+
+// Not a rule of the schedule, but of the tests: a store beside its place is noticed.
+struct RsStoresBeside : GemmRs {
+  static void store(const Params& p, const Work& w, u32 row, u32 column, u64 v) { GemmRs::store(p, w, row, column + 4, v); }
+};
