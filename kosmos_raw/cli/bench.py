@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ..bench import cpu_gemm, cuda_gemm
+from ..bench import cpu_gemm, cuda_ag_gemm, cuda_gemm
 from ..ranks.launch import launch
 from .shared import print_json, table
 
@@ -16,7 +16,13 @@ CPU_SHAPES = "512,512,512 1024,1024,1024"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=("gemm",), help="gemm: the tile alone, driven by the schedule on one rank")
+    parser.add_argument(
+        "what",
+        choices=("gemm", "ag_gemm"),
+        help="gemm: the tile alone, driven by the schedule on one rank; ag_gemm: on all ranks, beside NCCL + cuBLAS",
+    )
+    parser.add_argument("--ranks", type=int, default=2, help="ag_gemm: one GPU each (default: 2)")
+    parser.add_argument("--movers", help="ag_gemm: crews to try, like 4,8,12 (default: the planned one)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
         "--shapes", help=f"M,N,K separated by spaces, or llama3 (default: {CPU_SHAPES!r} on the CPU, llama3 on a GPU)"
@@ -28,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.what == "ag_gemm":
+        return _ag_gemm(args)
     return _cuda(args) if args.device == "cuda" else _cpu(args)
 
 
@@ -53,11 +61,18 @@ def _cpu(args: argparse.Namespace) -> int:
     return 0
 
 
-def _cuda(args: argparse.Namespace) -> int:
+def _shapes(args: argparse.Namespace) -> list[cuda_gemm.Shape]:
+    """M,N,K, or names of Llama 3's layers; all of those when nothing is said."""
+    llama3 = {shape.name: shape for shape in cuda_gemm.llama3_shapes()}
     if args.shapes in (None, "llama3"):
-        shapes = cuda_gemm.llama3_shapes()
-    else:
-        shapes = [cuda_gemm.Shape(f"{m}x{n}x{k}", m, n, k) for m, n, k in _parsed(args.shapes)]
+        return list(llama3.values())
+    named = [llama3[word] for word in args.shapes.split() if word in llama3]
+    rest = " ".join(word for word in args.shapes.split() if word not in llama3)
+    return named + [cuda_gemm.Shape(f"{m}x{n}x{k}", m, n, k) for m, n, k in _parsed(rest)]
+
+
+def _cuda(args: argparse.Namespace) -> int:
+    shapes = _shapes(args)
     options = {"rounds": args.rounds, "all_widths": args.all_widths, "progress": not args.json}
     (rows,) = launch(_cuda_rank, shapes, options, ranks=1, device="cuda", mode="threads", arena_bytes=1 << 21)
     if args.csv:
@@ -67,6 +82,41 @@ def _cuda(args: argparse.Namespace) -> int:
     else:
         print(gemm_table(rows))
     return 0
+
+
+def _ag_gemm(args: argparse.Namespace) -> int:
+    if args.device != "cuda":
+        raise ValueError("bench ag_gemm: needs --device cuda: on the CPU there is nothing to compare with")
+    shapes = _shapes(args)
+    crews = [int(crew) for crew in args.movers.split(",")] if args.movers else [None]
+    arena = max(2 * s.m * s.k for s in shapes) // args.ranks + (4 << 20)
+    results = launch(
+        cuda_ag_gemm.run, shapes, crews, cuda_ag_gemm.free_port(), args.rounds, ranks=args.ranks, device="cuda",
+        mode="processes", arena_bytes=arena,
+    )  # fmt: skip
+    rows = results[0]
+    if args.csv:
+        cuda_ag_gemm.write_csv(rows, args.csv)
+    print(ag_gemm_table(rows))
+    return 0
+
+
+def ag_gemm_table(rows: Sequence[cuda_ag_gemm.AgGemmRow]) -> str:
+    """A line a shape and mode: milliseconds, and the geometric means."""
+    c = cuda_ag_gemm
+    peers = [c.SERIAL, c.ASYNC_TP, c.GATHER, c.GEMM]
+    header = ["shape", "M", "N", "K", "mode", "fused ms", "crew", *peers, "over serial", "bound / fused"]
+    lines, text = [], []
+    for mode in c.MODES:
+        for row in rows:
+            s, (crew, ours) = row.shape, row.best(mode)
+            bound = max(row.ms[c.GATHER, mode], row.ms[c.GEMM, mode])
+            times = [f"{row.ms[name, mode]:.4f}" for name in peers]
+            ratios = [f"{row.ms[c.SERIAL, mode] / ours:.2f}", f"{bound / ours:.2f}"]
+            lines.append([s.name, str(s.m), str(s.n), str(s.k), mode, f"{ours:.4f}", crew, *times, *ratios])
+        means = ", ".join(f"{name} {value:.3f}" for name, value in c.geometric_means(rows, mode).items())
+        text.append(f"{mode}: geometric means: {means}")
+    return "\n".join([table(header, lines), "", *text])
 
 
 def _cuda_rank(comm, shapes, options):  # type: ignore[no-untyped-def]
