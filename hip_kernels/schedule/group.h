@@ -2,7 +2,7 @@
 #pragma once
 #include "../target/target.h"
 
-enum Kind : u32 { LEAVE, PULL, TILE, DRAIN, POISON, REDUCE };
+enum Kind : u32 { LEAVE, PULL, TILE, DRAIN, POISON, REDUCE, SUM };
 
 // How the WGs of a kernel divide moving and building (paper Table 2). Chosen at launch.
 enum Policy : u32 {
@@ -57,15 +57,21 @@ DEVICE inline void give_up(const Group& g, GaveUp reason, const Work& w, const u
 // How long to keep waiting for one thing.
 struct Patience {
   u32 polls = 0;
-  u64 start = 0;
+  u64 start = 0, looked = 0;
   DEVICE bool keep_waiting(const Group& g, const Work& w, const u32* signal, u32 want, u32 seen) {
-    // Clock and abort words only now and then: the host's word may be a trip over PCIe.
-    if (polls++ % 64 == 0) {
+    if (polls++ % 64 == 0) {  // clock and abort word only now and then
       if (aborted(g)) return false;
       const u64 now = target::ticks();
-      if (polls == 1) start = now;
+      if (polls == 1) start = looked = now;
       const bool late = now - start > g.limit_ticks;
-      if (late || target::load(g.host_abort, SYSTEM_SCOPE)) {
+      // The host's word much more rarely: it is a trip over PCIe, and with a hundred WGs making it, pulls over NVLink
+      // queue behind them (two H200s: 4 GB/s instead of 200).
+      bool told = false;
+      if (now - looked > g.limit_ticks / 1024) {
+        looked = now;
+        told = target::load(g.host_abort, SYSTEM_SCOPE) != 0;
+      }
+      if (late || told) {
         give_up(g, late ? WAITED_TOO_LONG : TOLD_TO_STOP, w, signal, want, seen);
         return false;
       }
