@@ -766,8 +766,7 @@ def test_params_are_measured_by_the_code_object(make, monkeypatch):
     hip = importlib.import_module("kosmos_raw.device.hip")
     monkeypatch.setattr(hip.gfx950, "missing", lambda: None)
     monkeypatch.setattr(hip.gfx950, "code_object", lambda op: SimpleNamespace(code_object=Path("/x.hsaco")))
-    kernels = [SimpleNamespace(kernel="other", arguments=(1,)), SimpleNamespace(kernel=f"{OP}_main", arguments=(416,))]
-    monkeypatch.setattr(hip.report, "gfx950", lambda build: kernels)
+    monkeypatch.setattr(hip.report, "gfx950_arguments", lambda build, kernel: {f"{OP}_main": (416,)}[kernel])
     code = type(device)._code(device, OP)
     assert (code.path, code.params_bytes) == (Path("/x.hsaco"), 416)
 

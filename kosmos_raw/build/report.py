@@ -58,12 +58,30 @@ def gfx950(build: GfxBuild) -> list[KernelReport]:
     return gfx950_text(build.text.read_text())
 
 
+def gfx950_arguments(build: GfxBuild, kernel: str) -> tuple[int, ...]:
+    """Bytes of each argument of one kernel, by its metadata; quick, for whoever only launches it."""
+    found = next(one for one in _gfx950_metadata(build.text.read_text()) if f".name: {kernel}\n" in _squeezed(one))
+    return _arguments(found)
+
+
+def _squeezed(metadata: str) -> str:
+    return re.sub(r" +", " ", metadata)
+
+
+def _gfx950_metadata(text: str) -> list[str]:
+    """The metadata of each kernel in assembly text."""
+    return re.split(r"^  - ", text.partition("amdhsa.kernels:")[2].partition("amdhsa.target:")[0], flags=re.M)[1:]
+
+
+def _arguments(metadata: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"^ {6}[- ] \.size: +(\d+)", metadata, flags=re.M)))
+
+
 def gfx950_text(text: str) -> list[KernelReport]:
     """The same from the assembly text itself."""
     sizes = dict(re.findall(r"\.size\s+(\w+), \.Lfunc_end\d+-\w+\n(?:.*\n)*?; codeLenInByte = (\d+)", text))
-    metadata = text.partition("amdhsa.kernels:")[2].partition("amdhsa.target:")[0]
     reports = []
-    for one in re.split(r"^  - ", metadata, flags=re.M)[1:]:
+    for one in _gfx950_metadata(text):
         field = dict(re.findall(r"^ *(\.\w+): +(\S+)$", re.sub(r"^ {6}.*\n", "", one, flags=re.M), flags=re.M))
         tile, faults = _gfx950_tile(text, field[".name"])
         reports.append(
@@ -79,7 +97,7 @@ def gfx950_text(text: str) -> list[KernelReport]:
                 scratch_bytes=int(field[".private_segment_fixed_size"]),
                 shared_bytes=int(field[".group_segment_fixed_size"]),
                 param_bytes=int(field[".kernarg_segment_size"]),
-                arguments=tuple(map(int, re.findall(r"^ {6}[- ] \.size: +(\d+)", one, flags=re.M))),
+                arguments=_arguments(one),
                 code_bytes=int(sizes[field[".name"]]),
                 remarks=(*gfx950_remarks(text), *faults),
                 tile=tile,

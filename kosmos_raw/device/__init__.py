@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .base import Device
 
-NAMES = ("cpu", "hip", "cuda")
+NAMES = ("cpu", "hip", "emulated", "cuda")
 
 
 def open_device(name: str, index: int, ranks: int) -> Device:
@@ -22,6 +22,10 @@ def open_device(name: str, index: int, ranks: int) -> Device:
         from .hip import HipDevice
 
         return HipDevice(index, ranks)
+    if name == "emulated":
+        from .emulated import EmulatedDevice
+
+        return EmulatedDevice(index, ranks)
     if name == "cuda":
         from .cuda import CudaDevice
 

@@ -76,6 +76,7 @@ class Device(ABC):
     xp: ModuleType  # the array library: numpy or cupy
     tick_hz: int  # rate of target::ticks()
     trace_rows: int = 1  # rows of trace events a WG writes
+    default_arena_bytes: int = 4 << 30  # symmetric memory of a rank when the caller does not say
     queues_launches: bool = True  # False: a launch has ended when `Kernel.launch` returns
     # Whether ranks meet before and after each launch: on a GPU that ranks of one process share, allocating memory or
     # loading a kernel may wait for the GPU, and so for the very rank that does it.

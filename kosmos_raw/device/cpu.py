@@ -48,6 +48,7 @@ class CpuDevice(Device):
     name = "cpu"
     xp = np
     tick_hz = 1_000_000_000
+    default_arena_bytes = 64 << 20
     queues_launches = False
 
     def __init__(self, index: int = 0, ranks: int = 1):

@@ -159,12 +159,10 @@ class HipDevice(CupyDevice):
         if self._wants_source(op):
             return Code(None, inline.source_text(op), RUNTIME_COMPILER, report.python_param_bytes(op))
         built = gfx950.code_object(op)
-        kernel = next(found for found in report.gfx950(built) if found.kernel == f"{op}_main")
-        if len(kernel.arguments) != 1:
-            raise NotAvailable(
-                f"{op}: the code object takes {len(kernel.arguments)} arguments, want one, the params struct"
-            )
-        return Code(built.code_object, "", (), kernel.arguments[0])
+        arguments = report.gfx950_arguments(built, f"{op}_main")
+        if len(arguments) != 1:
+            raise NotAvailable(f"{op}: the code object takes {len(arguments)} arguments, want one, the params struct")
+        return Code(built.code_object, "", (), arguments[0])
 
     def _wants_source(self, op: str) -> bool:
         """Whether hiprtc compiles the sources here, instead of loading a code object.

@@ -19,7 +19,6 @@ from ..memory.arena import Arena
 from .rendezvous import Rendezvous
 
 DEFAULT_TIMEOUT_S = 30.0
-DEFAULT_ARENA_BYTES = {"cpu": 64 << 20, "hip": 4 << 30, "cuda": 4 << 30}
 POISON = 0x7FA5  # a signalling NaN: what nobody wrote must not look like a result
 REBUILD = "call rebuild() on the communicator of every rank, or make a new one"
 
@@ -44,7 +43,7 @@ class Communicator:
 
     Args:
         rendezvous: how the ranks meet on the host.
-        device: "cpu", "hip" or "cuda".
+        device: "cpu", "emulated", "hip" or "cuda".
         arena_bytes: symmetric memory of each rank, for operators and for `empty`.
         timeout_s: how long one wait inside a kernel may last before it gives up. KOSMOS_TIMEOUT_S changes the default.
         workgroups: WGs of each launch; None takes the device's own number.
@@ -66,7 +65,7 @@ class Communicator:
         self.device = open_device(device, self.rank, self.ranks)
         self.workgroups = self._checked_workgroups(workgroups)
         self._rendezvous = rendezvous
-        self._arena = Arena(self.device, rendezvous, arena_bytes or DEFAULT_ARENA_BYTES[device])
+        self._arena = Arena(self.device, rendezvous, arena_bytes or self.device.default_arena_bytes)
         self._kernels: dict[str, Kernel] = {}
         self._local: dict[str, Memory] = {}
         self._control = [self.device.allocate(256, signals=True)]  # abort word at 0, record at 64
@@ -196,6 +195,8 @@ class Communicator:
         call: tuple[Any, ...],
         counter_words: int,
         operands: Sequence[Matrix] = (),
+        *,
+        kernel: str | None = None,
     ) -> None:
         """Launches `op` once, as the next epoch.
 
@@ -204,16 +205,17 @@ class Communicator:
             call: what must be equal on all ranks; a rank that calls with something else is reported, not waited for.
             counter_words: words of one counter set that this launch uses.
             operands: the matrices that its output tiles read; some devices need to know.
+            kernel: its name, where an operator has several; ranks may use different ones.
         Raises:
             CommunicatorBroken: the communicator is closed, or an earlier launch gave up.
             WaitError: this launch gave up (on devices that queue launches, raised by `synchronize` or the next call).
         """
         self._check_usable(op)
-        kernel = self.kernel(op)
-        if params.dtype.itemsize != kernel.params_bytes:
+        loaded = self.kernel(kernel or op)
+        if params.dtype.itemsize != loaded.params_bytes:
             raise KosmosError(
                 f"{op}: params struct has {params.dtype.itemsize} bytes, the compiled kernel wants "
-                f"{kernel.params_bytes}; the kernel was built from other sources than this package's"
+                f"{loaded.params_bytes}; the kernel was built from other sources than this package's"
             )
         self._epoch = (self._epoch + 1) & 0xFFFFFFFF
         group = self._group
@@ -229,7 +231,7 @@ class Communicator:
         self.device.wait_for_caller()  # the kernel, for inputs that the caller's stream is still making
         if self.device.launches_together:
             self._rendezvous.barrier()
-        kernel.launch(params, self.workgroups, operands)
+        loaded.launch(params, self.workgroups, operands)
         if self.device.launches_together:
             self._rendezvous.barrier()
         self.device.caller_waits()  # the caller's stream, for the result

@@ -34,7 +34,7 @@ def launch(
         fn: gets the rank's Communicator first. With processes it must be importable (defined at the top of a module),
             and so must its arguments and results be picklable.
         ranks: how many; None means 8, or as many as mpirun or srun started.
-        device: "cpu", "hip" or "cuda".
+        device: "cpu", "emulated", "hip" or "cuda".
         mode: "processes" (spawned here), "threads" (of this process) or "mpi"; None takes "mpi" in a process that
             mpirun or srun started, else "processes". With "mpi" every process returns all results.
         arena_bytes, timeout_s, workgroups: see Communicator.

@@ -50,6 +50,17 @@ def _end_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def _portable(error: BaseException) -> BaseException:
+    """`error`, if the parent can unpickle it without importing what only ranks may have (a GPU library)."""
+    try:
+        if type(error).__module__.split(".")[0] in ("builtins", "kosmos_raw"):
+            pickle.loads(pickle.dumps(error))
+            return error
+    except Exception:
+        pass
+    return RuntimeError(f"{type(error).__name__}: {error}")
+
+
 def _child(work: bytes, rank: int, ranks: int, connection: Connection, parent: int) -> None:
     _end_with_parent(parent)
     try:
@@ -58,10 +69,7 @@ def _child(work: bytes, rank: int, ranks: int, connection: Connection, parent: i
         connection.send(("result", result))
     except BaseException as error:  # everything is the parent's to report
         text = traceback.format_exc()
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:
-            error = RuntimeError(f"{type(error).__name__}: {error}")
+        error = _portable(error)
         try:
             connection.send(("error", (error, text)))
         except OSError:

@@ -125,6 +125,17 @@ static bool wait_for_work(Worker& worker) {
   return !m.closing;
 }
 
+// Every wave sleeps: another process has the next word, so let it have the CPU. Yielding alone would leave this one an equal share.
+static void give_way(u32 idle_turns) {
+  if (idle_turns == 0) return;
+  if (idle_turns < 4) {
+    sched_yield();
+    return;
+  }
+  const timespec pause = {0, idle_turns < 40 ? 20000 : 200000};
+  nanosleep(&pause, nullptr);
+}
+
 static void* work(void* self) {
   Worker& worker = *(Worker*)self;
   this_worker = &worker;
@@ -133,10 +144,12 @@ static void* work(void* self) {
     Locked locked(*worker.machine);
     stop_all(*worker.machine, EMULATOR_FAULT, worker.fault);
   }
+  u32 idle_turns = 0;
   for (u32 turn = 1; worker.groups || wait_for_work(worker); turn++) {
     start_workgroups(worker);
     const bool busy = run_all(worker);
-    if (!busy) sched_yield();
+    idle_turns = busy ? 0 : idle_turns + 1;
+    give_way(idle_turns);
     if (turn % 128 == 0 || !busy) check_deadlines(worker);
   }
   return nullptr;

@@ -1,0 +1,176 @@
+"""The emulated node from outside: the tests of inside/, what a process sees of it, and bugs that it must show."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from .conftest import INSIDE
+
+HERE = "tests/emulator/node"
+PROGRAM = ("-m", f"{HERE.replace('/', '.')}.programs")
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short")
+
+
+def test_everything_inside(on_node):
+    done = on_node(*PYTEST, f"{HERE}/inside", **{INSIDE: "1"})
+    assert done.status == 0, done.out
+    assert "skipped" not in done.out
+
+
+def test_the_tests_of_a_real_mi355x(on_node):
+    """The tests that need a GPU, on this one. (The one that starts a process does so without our preload.)"""
+    tests = ("tests/test_device_gpu.py", "-m", "hip", "-k", "gpu and not between_processes")
+    done = on_node(*PYTEST, "-p", f"{HERE.replace('/', '.')}.as_hip", *tests)
+    assert done.status == 0, done.out
+    assert re.search(r"(\d+) passed", done.out) and "skipped" not in done.out, done.out
+    assert done.stub_calls == {}
+
+
+# -- ag_gemm, the whole way through the command line
+@pytest.mark.parametrize(
+    ("mode", "ranks", "options"),
+    [
+        ("processes", 8, ""),
+        ("processes", 4, "caches"),
+        ("processes", 3, "preempt=7"),
+        ("processes", 3, "jitter=500"),
+        ("threads", 8, ""),
+        ("threads", 4, "late,preempt=5,jitter=200,seed=3"),
+    ],
+)
+def test_ag_gemm(on_node, mode, ranks, options):
+    how = f"--device emulated --mode {mode} --ranks {ranks} --workgroups 4 --timeout 120 --iters 1 --json"
+    shape = f"--m {64 * ranks} --n 256 --k 64"
+    done = on_node("-m", "kosmos_raw", "validate", "ag_gemm", *how.split(), *shape.split(), options=options)
+    assert done.status == 0, done.out
+    report = json.loads(done.out)
+    assert report["passed"] and report["bitwise_repeat"] and report["device"] == "emulated"
+    assert done.stub_calls == {}
+    assert done.calls["hipModuleLaunchKernel"] >= 2 * ranks
+
+
+def test_ag_gemm_under_mpirun(on_node):
+    done = on_node(*PROGRAM, "under_mpirun(3)")
+    if "no mpirun" in done.out:
+        pytest.skip("no mpirun beside this Python: pip install 'kosmos-raw[mpi]'")
+    assert done.status == 0, done.out
+    assert "passed; 1 iterations" in done.out, done.out
+
+
+# -- bugs that must show
+BUGS = {
+    "no wait for the caller": ("validate(no_wait_for_the_caller)", "jitter=3000", ("got", "differs", "changed")),
+    "no wait for the kernel": ("read_at_once(no_wait_for_the_kernel)", "jitter=3000", ("result was not there",)),
+    "fence deleted": ("validate(fence_deleted, timeout_s=20)", "caches", ("got", "waited too long")),
+    "short struct": ("validate(short_struct)", "", ("the compiled kernel wants",)),
+    "own handle": ("own_handle()", "", ("hipErrorInvalidContext",)),
+    "out of bounds": ("out_of_bounds()", "", ("no memory at address",)),
+    "use after free": ("use_after_free()", "", ("no memory at address",)),
+    "never ends": ("never_ends()", "limit=2", ("did not end in 2 s", "hipErrorLaunchFailure")),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_bug_shows(on_node, name):
+    call, options, words = BUGS[name]
+    done = on_node(*PROGRAM, call, options=options)
+    assert done.status != 0, done.out
+    assert any(word in done.out for word in words), done.out
+
+
+@pytest.mark.parametrize("call", ["validate()", "read_at_once()"])
+def test_without_the_bug_all_is_well(on_node, call):
+    done = on_node(*PROGRAM, call, options="jitter=3000,caches")
+    assert done.status == 0, done.out
+
+
+@pytest.mark.parametrize(("wait", "wrong"), [(False, True), (True, False)])
+def test_a_missing_stream_wait_shows_with_late_streams(on_node, wait, wrong):
+    done = on_node(*PROGRAM, f"missing_stream_wait({wait})", options="jitter=500")
+    assert done.status == 0, done.out
+    assert (int(re.search(r"wrong (\d+)", done.out)[1]) > 0) == wrong
+
+
+# -- memory of other processes
+@pytest.mark.parametrize(
+    ("call", "faults", "says"),
+    [
+        ("share()", "", "read 2"),
+        ("share()", "ipc_keeps_offset", "read 2"),
+        ("share(inner_pointer, offset=0)", "", "read 1"),  # the offset is lost: a wrong word, without any error
+        ("share(inner_pointer, offset=0)", "ipc_keeps_offset", "read 2"),
+        ("share(flags=0)", "", "hipErrorInvalidValue"),
+        ("share(freed)", "", "cannot open memory of another process"),
+        ("share()", "ipc_legacy", "HSA_ENABLE_IPC_MODE_LEGACY"),
+        ("share()", "ipc_closed", "cannot open memory of another process"),
+        ("share()", "no_peer", "ranks need GPUs that are linked"),
+        ("many_handles(40)", "", "right 40"),
+        ("many_handles(40)", "ipc_36", "right 36"),
+        ("fork()", "", "hipErrorNotInitialized"),
+    ],
+)
+def test_memory_of_other_processes(on_node, call, faults, says):
+    done = on_node(*PROGRAM, call, options=f"faults={faults}" if faults else "")
+    assert says in done.out, done.out
+    assert done.stub_calls == {}
+
+
+# -- faults that the device meets with a clear error, or with a right result
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("faults=no_memory", "no room for"),
+        ("faults=launch_fails", "launching ag_gemm"),
+        ("faults=no_peer", "ranks need GPUs that are linked"),
+        ("faults=ipc_legacy", "HSA_ENABLE_IPC_MODE_LEGACY"),
+        ("faults=ipc_closed", "cannot open memory of another process"),
+        ("gpus=2", "3 ranks, but this process sees 2 GPU(s)"),
+        ("gpus=0", "no GPU is visible"),
+        ("nonsense", "'nonsense', want one of"),
+        ("faults=nonsense", "faults is 'nonsense'"),
+    ],
+)
+def test_faults_are_explained(on_node, options, says):
+    done = on_node(*PROGRAM, "validate()", options=options)
+    assert done.status != 0 and says in done.out, done.out
+
+
+@pytest.mark.parametrize("faults", ["ipc_keeps_offset", "ipc_36"])
+def test_faults_that_do_not_matter(on_node, faults):
+    done = on_node(*PROGRAM, "validate()", options=f"faults={faults}")
+    assert done.status == 0, done.out
+
+
+@pytest.mark.parametrize(
+    ("masks", "seen"),
+    [
+        ({}, ["05", "15", "25", "35", "45", "55", "65", "75"]),
+        ({"HIP_VISIBLE_DEVICES": "3,1"}, ["35", "15"]),
+        ({"ROCR_VISIBLE_DEVICES": "4,5,6", "HIP_VISIBLE_DEVICES": "2,0"}, ["65", "45"]),
+        ({"CUDA_VISIBLE_DEVICES": "7"}, ["75"]),
+        ({"HIP_VISIBLE_DEVICES": "1,9,2"}, ["15"]),
+    ],
+)
+def test_masks(on_node, masks, seen):
+    done = on_node(*PROGRAM, "visible()", **masks)
+    assert f"sees {seen}" in done.out, done.out
+
+
+def test_a_real_rocm_is_never_replaced(on_node, tmp_path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libamdhip64.so.7").touch()
+    done = on_node(*PROGRAM, "visible()", ROCM_PATH=str(tmp_path))
+    assert done.status != 0
+    assert "this machine has a real HIP runtime" in done.out and str(tmp_path) in done.out
+
+
+def test_nothing_is_loaded_before_it_is_asked_for(on_node):
+    program = """
+import sys, kosmos_raw.device.emulated, kosmos_raw.emulator.node as node
+print([m for m in ("cupy", "hip", "rocm") if m in sys.modules], node.hip_in_memory())
+"""
+    done = on_node("-c", program)
+    assert done.out.strip() == "[] None", done.out
