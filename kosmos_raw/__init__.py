@@ -9,7 +9,11 @@ from .errors import (
     WaitError,
     WaitRecord,
 )
+from .layers import ColumnParallelLinear, RowParallelLinear
 from .ops.ag_gemm import ag_gemm
+from .ops.ag_gemm_dgrad import ag_gemm_dgrad
+from .ops.bulk_ag import bulk_ag
+from .ops.bulk_rs import bulk_rs, gemm_wgrad
 from .ops.gemm_rs import gemm_rs
 from .plan.shapes import split_rows
 from .ranks.communicator import Communicator
@@ -19,15 +23,21 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ArenaFull",
+    "ColumnParallelLinear",
     "Communicator",
     "CommunicatorBroken",
     "KosmosError",
     "NotAvailable",
     "RankLost",
+    "RowParallelLinear",
     "WaitError",
     "WaitRecord",
     "ag_gemm",
+    "ag_gemm_dgrad",
+    "bulk_ag",
+    "bulk_rs",
     "gemm_rs",
+    "gemm_wgrad",
     "launch",
     "split_rows",
 ]

@@ -28,9 +28,9 @@ def back_to_back(comm, calls, seed):
     for call in range(calls):
         rows = [int(r) for r in rng.integers(0, 40, comm.ranks) * (rng.random(comm.ranks) < 0.8)]
         n, k = int(rng.integers(1, 120)), int(rng.integers(1, 120))
-        policy = ("one_way", "fixed")[int(rng.integers(2))]
-        movers = int(rng.integers(1, comm.workgroups)) if comm.ranks > 1 else None
         one = EXACT[int(rng.integers(len(EXACT)))]
+        policy = ("one_way", "fixed", "two_way")[int(rng.integers(2 if one is exact_gemm_rs else 3))]
+        movers = int(rng.integers(1, comm.workgroups)) if comm.ranks > 1 else None
         results = one(comm, (seed, call), rows, n, k, policy=policy, movers=movers)
         kept = [*kept[-3:], results]
         for results in kept:  # a result is the caller's: later calls must not touch it
@@ -60,10 +60,42 @@ def exact_gemm_rs(comm, seed, rows, n, k, **options):
     ]  # partials are exact, and so is their sum before its one rounding
 
 
-EXACT = [exact_ag_gemm, exact_gemm_rs]
+def exact_ag_gemm_dgrad(comm, seed, rows, n, k, **options):
+    shards = [ternary(np.random.default_rng((*seed, q)), (r, k)) for q, r in enumerate(rows)]
+    b = ternary(np.random.default_rng((*seed, 100 + comm.rank)), (k, n))
+    a = np.concatenate(shards)
+    gathered = np.zeros_like(a)
+    c = kr.ag_gemm_dgrad(comm, shards[comm.rank], b, rows=rows, gathered=gathered, split=1 + seed[-1] % 3, **options)
+    return [(c, a.astype(np.float32) @ b.astype(np.float32)), (gathered, a.astype(np.float32))]
 
 
-def bits_with_delays(comm, op, seed, delays, policy, movers):
+def exact_bulk_ag(comm, seed, rows, n, k, **options):
+    x = ternary(np.random.default_rng(seed), (sum(rows), k))
+    own = slice(sum(rows[: comm.rank]), sum(rows[: comm.rank + 1]))
+    rng = np.random.default_rng((*seed, comm.rank))
+    a, b = ternary(rng, (int(rng.integers(1, 150)), n)), ternary(rng, (n, int(rng.integers(1, 150))))
+    c, gathered = kr.bulk_ag(comm, x[own], a, b, rows=rows, **options)
+    return [(c, a.astype(np.float32) @ b.astype(np.float32)), (gathered, x.astype(np.float32))]
+
+
+def exact_bulk_rs(comm, seed, rows, n, k, **options):
+    xs = [ternary(np.random.default_rng((*seed, q)), (sum(rows), n)) for q in range(comm.ranks)]
+    own = slice(sum(rows[: comm.rank]), sum(rows[: comm.rank + 1]))
+    rng = np.random.default_rng((*seed, 100 + comm.rank))
+    a, b = ternary(rng, (k, int(rng.integers(1, 150)))), ternary(rng, (k, int(rng.integers(1, 150))))
+    was = ternary(rng, (a.shape[1], b.shape[1])).astype((BF16, np.float32)[int(rng.integers(2))])
+    c, accumulate = was.copy(), bool(rng.integers(2))
+    out, c = kr.bulk_rs(
+        comm, xs[comm.rank], a, b, rows=rows, c=c, accumulate=accumulate, split=1 + seed[-1] % 3, **options
+    )
+    want = a.astype(np.float32).T @ b.astype(np.float32) + (was.astype(np.float32) if accumulate else 0)
+    return [(out, sum(x[own].astype(np.float32) for x in xs)), (c, want)]
+
+
+EXACT = [exact_ag_gemm, exact_gemm_rs, exact_ag_gemm_dgrad, exact_bulk_ag, exact_bulk_rs]
+
+
+def bits_with_delays(comm, op, seed, delays, policy, movers, order="as_consumed"):
     """The bits of one product, with ranks that come late by random times."""
     rng = np.random.default_rng(seed)
     shards = rng.standard_normal((comm.ranks, 50, 72)).astype(BF16)
@@ -72,7 +104,11 @@ def bits_with_delays(comm, op, seed, delays, policy, movers):
     bits = []
     for _ in range(delays):
         time.sleep(dice.random() * 0.02)
-        bits.append(getattr(kr, op)(comm, shards[comm.rank], b, policy=policy, movers=movers).view(np.uint16).copy())
+        bits.append(
+            getattr(kr, op)(comm, shards[comm.rank], b, policy=policy, movers=movers, order=order)
+            .view(np.uint16)
+            .copy()
+        )
     return bits
 
 
@@ -158,7 +194,8 @@ def bad_arguments(comm):
         "rows_own": lambda: kr.ag_gemm(comm, a, b, rows=[5] * comm.ranks),
         "out_shape": lambda: kr.ag_gemm(comm, a, b, out=np.ones((4, 8), BF16)),
         "out_overlap": lambda: kr.ag_gemm(comm, both[:4], b, out=both[: 4 * comm.ranks, :8]),
-        "policy": lambda: kr.ag_gemm(comm, a, b, policy="two_way"),
+        "policy": lambda: kr.ag_gemm(comm, a, b, policy="no_way"),
+        "order": lambda: kr.ag_gemm(comm, a, b, order="random"),
         "movers_none": lambda: kr.ag_gemm(comm, a, b, movers=0),
         "movers_all": lambda: kr.ag_gemm(comm, a, b, movers=comm.workgroups),
         "arena": lambda: kr.ag_gemm(comm, np.ones((40000, 1024), BF16), np.ones((8, 1024), BF16)),

@@ -34,7 +34,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("policy", ["one_way", "fixed"])
+@pytest.mark.parametrize("policy", ["one_way", "fixed", "two_way"])
 @pytest.mark.parametrize("arena", [False, True], ids=["copied", "in_arena"])
 def test_matches_oracle(policy, arena):
     for ranks in range(1, 9):
@@ -62,14 +62,19 @@ def test_thousand_calls_on_one_communicator(ranks, mode):
     assert kr.launch(programs.back_to_back, calls, ranks, ranks=ranks, mode=mode) == [calls] * ranks
 
 
-def test_bits_do_not_depend_on_delays_crews_or_policies():
+def test_bits_do_not_depend_on_delays_crews_policies_or_orders():
     every = []
-    for policy, movers, workgroups in (("one_way", 1, 2), ("one_way", 5, 7), ("fixed", 2, 3), ("one_way", None, 16)):
-        for rank_bits in kr.launch(
-            programs.bits_with_delays, "ag_gemm", 7, 4, policy, movers, ranks=4, mode="threads", workgroups=workgroups
-        ):
+    for policy, order, movers, workgroups in (
+        ("one_way", "as_consumed", 1, 2),
+        ("one_way", "chunk_major", 5, 7),
+        ("fixed", "rank_order", 2, 3),
+        ("two_way", "as_consumed", 1, 5),
+        ("two_way", "rank_order", None, 16),
+    ):
+        program, args = programs.bits_with_delays, ("ag_gemm", 7, 4, policy, movers, order)
+        for rank_bits in kr.launch(program, *args, ranks=4, mode="threads", workgroups=workgroups):
             every += rank_bits
-    assert len(every) == 64
+    assert len(every) == 80
     assert all(np.array_equal(bits, every[0]) for bits in every)
 
 
@@ -126,7 +131,8 @@ def test_bad_arguments_are_explained_and_harmless():
         "rows_own": ("ValueError", "rows says 5"),
         "out_shape": ("ValueError", "want (12, 8)"),
         "out_overlap": ("ValueError", "out overlaps a"),
-        "policy": ("ValueError", "one_way, fixed"),
+        "policy": ("ValueError", "one_way, fixed, two_way"),
+        "order": ("ValueError", "as_consumed, chunk_major, rank_order"),
         "movers_none": ("ValueError", "want 1 to 3"),
         "movers_all": ("ValueError", "want 1 to 3"),
         "arena": ("ArenaFull", "arena_bytes="),

@@ -1,4 +1,5 @@
-// gemm_rs, WHAT NEXT: C[rows of this rank, N] = sum over ranks of A[M, K] @ B[N, K]^T, one launch a rank (paper section 3.2.2).
+// gemm_rs, WHAT NEXT: C[rows of this rank, N] = sum over ranks of A[M, K] @ B[N, K]^T, one launch a rank (paper section
+// 3.2.2).
 //
 // Builders multiply and store partial tiles into staging (staging.h), band by band: band b of every rank's chunk before band
 // b + 1 of any, so that everybody's reduction can begin after the first step. Movers pull slices of their own chunk's bands
@@ -27,9 +28,11 @@ struct GemmRsParams {
   u32 max_movers;     // at which the links are saturated; at least 1, movers included
   u32 band_tile_rows; // tile rows of a band
   u32 slices;         // of a band, each one REDUCE
-  u32 policy;
+  u32 policy;         // ONE_WAY or FIXED: what a REDUCE waits for is too much to ask for without waiting
+  u32 order;          // AS_CONSUMED or RANK_ORDER
+  u32 zero;
 };
-static_assert(sizeof(GemmRsParams) == 336);
+static_assert(sizeof(GemmRsParams) == 344);
 
 struct GemmRsSchedule {
   const GemmRsParams& p;
@@ -71,6 +74,12 @@ struct GemmRsSchedule {
     const u32 per_chunk = p.band_tile_rows * columns(), per_band = per_chunk * p.g.ranks;
     for (;;) {
       const u32 i = target::add(tile_head(), 1, DEVICE_SCOPE);
+      if (p.order == RANK_ORDER) {
+        const u32 q = i / columns() / p.m.tile_rows_max, row = i / columns() % p.m.tile_rows_max;
+        if (i >= p.g.ranks * p.m.tile_rows_max * columns()) return {};
+        if (row < p.m.tile_rows(q)) return {TILE, q, row, i % columns()};
+        continue;
+      }
       if (i >= per_band * bands(p.m.tile_rows_max)) return {};
       const u32 q = (p.g.rank + 1 + i % per_band / per_chunk) % p.g.ranks, t = i % per_chunk;
       const u32 row = i / per_band * p.band_tile_rows + t / columns();
@@ -93,7 +102,8 @@ struct GemmRsSchedule {
   };
   DEVICE Span span(const Work& w) const {
     const u64 words = p.N / 8, first = (u64)w.row * p.band_tile_rows * p.m.tile_m;
-    const u64 left = p.m.rows(p.g.rank) - first, band = (u64)p.band_tile_rows * p.m.tile_m, n = (left < band ? left : band) * words;
+    const u64 left = p.m.rows(p.g.rank) - first, band = (u64)p.band_tile_rows * p.m.tile_m;
+    const u64 n = (left < band ? left : band) * words;
     return {first * words + n * w.part / p.slices, first * words + n * (w.part + 1) / p.slices};
   }
   DEVICE u64 partials_at() const { return p.staging.buffer_at() + (u64)p.m.first[p.g.rank] * (p.N / 8); }

@@ -8,6 +8,14 @@ enum Kind : u32 { LEAVE, PULL, TILE, DRAIN, POISON, REDUCE, SUM };
 enum Policy : u32 {
   ONE_WAY,  // who finds no more work of its own kind takes the other kind, once
   FIXED,    // it leaves instead
+  TWO_WAY,  // who finds work of its own kind not ready takes the other kind for once; where all is always ready, as ONE_WAY
+};
+
+// In which order tiles are taken (paper tables A.2 and A.3). Chosen at launch; the first is what is shipped.
+enum Order : u32 {
+  AS_CONSUMED,  // what the consumer needs first: the own chunk, then peers row by row; bands of all chunks
+  CHUNK_MAJOR,  // AG: the own chunk, then one peer's after another's
+  RANK_ORDER,   // AG: chunk after chunk from rank 0 on. RS: rows from the first to the last
 };
 
 // One unit of work, 16 bytes, so that handing it to all lanes is one word of shared memory. The coordinates mean the same

@@ -10,7 +10,7 @@
 #include "forced_fiber.h"
 
 namespace target {
-constexpr u32 MAX_FIBERS = 64, MAX_DATA = 1 << 14, MAX_SIGNALS = 1 << 12, MAX_FENCES = 32, MAX_WATCHED = 24, MAX_BLIND = 8;
+constexpr u32 MAX_FIBERS = 64, MAX_DATA = 1 << 14, MAX_SIGNALS = 1 << 13, MAX_FENCES = 32, MAX_WATCHED = 24, MAX_BLIND = 8;
 constexpr Scope SCOPES[] = {DEVICE_SCOPE, SYSTEM_SCOPE};
 
 struct Random {  // xorshift64: a history is its seed

@@ -13,7 +13,7 @@ constexpr u32 LANES = 8, MICRO_ROWS = 6, MICRO_VECTORS = 2;    // 12 of 16
 constexpr u32 LANES = 4, MICRO_ROWS = 6, MICRO_VECTORS = 2;
 #endif
 constexpr u32 TILE_M = 96, TILE_N = 96, DEPTH = 256, MICRO_COLS = MICRO_VECTORS * LANES;
-static_assert(TILE_M % MICRO_ROWS == 0 && TILE_N % MICRO_COLS == 0 && TILE_N % 8 == 0);
+static_assert(TILE_M % MICRO_ROWS == 0 && TILE_N % MICRO_COLS == 0 && TILE_N % 8 == 0 && MICRO_COLS % 8 == 0);
 
 template <class T, int N> using vec = T __attribute__((vector_size(N * sizeof(T))));
 using Floats = vec<float, LANES>;
@@ -30,37 +30,53 @@ struct Panels {  // one thread's scratch
   alignas(64) float c[TILE_M][TILE_N];
 };
 
-// Rows past the end are not touched: what is there multiplies into rows of C that are not stored.
-inline void unpack_a(Panels& s, const TileOperands& t, u32 k0, u32 depth) {
-  for (u32 r = 0; r < t.rows; r++)
-    for (u32 k = 0; k < depth; k += 8) *(Float8*)&s.a[r][k] = widen(load8(t.a + ((u64)r * t.lda + k0 + k) / 8));
+inline void transpose(U16x8 (&x)[8]) {
+  U16x8 y[8];
+  const auto interleave = [](U16x8 (&to)[8], const U16x8 (&from)[8]) {
+    for (u32 j = 0; j < 4; j++) {
+      to[2 * j] = __builtin_shufflevector(from[j], from[j + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+      to[2 * j + 1] = __builtin_shufflevector(from[j], from[j + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+    }
+  };
+  interleave(y, x);
+  interleave(x, y);
+  interleave(y, x);
+  for (u32 j = 0; j < 8; j++) x[j] = y[j];
 }
 
-// Eight rows by eight k at a time, transposed as 16-bit values.
-inline void unpack_b(Panels& s, const TileOperands& t, u32 k0, u32 depth) {
-  for (u32 n = 0; n < t.cols; n += 8)
-    for (u32 k = 0; k < depth; k += 8) {
-      U16x8 x[8], y[8];
-      for (u32 j = 0; j < 8; j++) x[j] = n + j < t.cols ? load8(t.b + ((u64)(n + j) * t.ldb + k0 + k) / 8) : U16x8{};
-      for (u32 j = 0; j < 4; j++) {
-        y[2 * j] = __builtin_shufflevector(x[j], x[j + 4], 0, 8, 1, 9, 2, 10, 3, 11);
-        y[2 * j + 1] = __builtin_shufflevector(x[j], x[j + 4], 4, 12, 5, 13, 6, 14, 7, 15);
-      }
-      for (u32 j = 0; j < 4; j++) {
-        x[2 * j] = __builtin_shufflevector(y[j], y[j + 4], 0, 8, 1, 9, 2, 10, 3, 11);
-        x[2 * j + 1] = __builtin_shufflevector(y[j], y[j + 4], 4, 12, 5, 13, 6, 14, 7, 15);
-      }
-      for (u32 j = 0; j < 4; j++) {
-        y[2 * j] = __builtin_shufflevector(x[j], x[j + 4], 0, 8, 1, 9, 2, 10, 3, 11);
-        y[2 * j + 1] = __builtin_shufflevector(x[j], x[j + 4], 4, 12, 5, 13, 6, 14, 7, 15);
-      }
-      for (u32 j = 0; j < 8; j++) {
-        const Float8 f = widen(y[j]);
-        if constexpr (MICRO_COLS >= 8) {
-          __builtin_memcpy(&s.b[n / MICRO_COLS][k + j][n % MICRO_COLS], &f, sizeof f);
-        }
-      }
+// Rows past the end are not touched, or multiply into rows of C that are not stored. So do columns of B.
+template <bool BY_K> inline void unpack_a(Panels& s, const TileOperands& t, u32 k0, u32 depth) {
+  if constexpr (!BY_K) {
+    for (u32 r = 0; r < t.rows; r++)
+      for (u32 k = 0; k < depth; k += 8) *(Float8*)&s.a[r][k] = widen(load8(t.a + ((u64)r * t.lda + k0 + k) / 8));
+    return;
+  }
+  for (u32 k = 0; k < depth; k += 8)
+    for (u32 r = 0; r < t.rows; r += 8) {
+      U16x8 x[8];
+      for (u32 j = 0; j < 8; j++) x[j] = k + j < depth ? load8(t.a + ((u64)(k0 + k + j) * t.lda + r) / 8) : U16x8{};
+      transpose(x);
+      for (u32 j = 0; j < 8; j++) *(Float8*)&s.a[r + j][k] = widen(x[j]);
     }
+}
+
+template <bool BY_K> inline void unpack_b(Panels& s, const TileOperands& t, u32 k0, u32 depth) {
+  const auto place = [&](u32 n, u32 k, U16x8 h) {
+    const Float8 f = widen(h);
+    __builtin_memcpy(&s.b[n / MICRO_COLS][k][n % MICRO_COLS], &f, sizeof f);
+  };
+  for (u32 n = 0; n < t.cols; n += 8) {
+    if constexpr (BY_K) {
+      for (u32 k = 0; k < depth; k++) place(n, k, load8(t.b + ((u64)(k0 + k) * t.ldb + n) / 8));
+      continue;
+    }
+    for (u32 k = 0; k < depth; k += 8) {
+      U16x8 x[8];
+      for (u32 j = 0; j < 8; j++) x[j] = n + j < t.cols ? load8(t.b + ((u64)(n + j) * t.ldb + k0 + k) / 8) : U16x8{};
+      transpose(x);
+      for (u32 j = 0; j < 8; j++) place(n, k + j, x[j]);
+    }
+  }
 }
 
 inline void micro(float* c, const float* a, const float* b, u32 depth) {
@@ -85,22 +101,26 @@ inline U16x8 narrow(Float8 f) {
 }
 
 template <class Op> void gemm_tile(const typename Op::Params& p, const Work& w) {
-  static_assert(layout<Op>() == TN);
   static thread_local Panels s;
   const TileOperands t = Op::operands(p, w);
   __builtin_memset(s.c, 0, sizeof s.c);
   for (u32 k0 = 0; k0 < t.K; k0 += DEPTH) {
     const u32 depth = t.K - k0 < DEPTH ? t.K - k0 : DEPTH;
-    unpack_a(s, t, k0, depth);
-    unpack_b(s, t, k0, depth);
+    unpack_a<layout<Op>() == NT>(s, t, k0, depth);
+    unpack_b<layout<Op>() != TN>(s, t, k0, depth);
     for (u32 n = 0; n < t.cols; n += MICRO_COLS)
       for (u32 r = 0; r < t.rows; r += MICRO_ROWS) micro(&s.c[r][n], s.a[r], s.b[n / MICRO_COLS][0], depth);
   }
   for (u32 r = 0; r < t.rows; r++)
     for (u32 n = 0; n < t.cols; n += 8) {
-      const Vec16 v = __builtin_bit_cast(Vec16, narrow(*(const Float8*)&s.c[r][n]));
-      Op::store(p, w, r, n, v.lo);
-      if (n + 4 < t.cols) Op::store(p, w, r, n + 4, v.hi);
+      if constexpr (requires { Op::store_f32(p, w, r, n, *(const float(*)[4])s.c); }) {
+        Op::store_f32(p, w, r, n, *(const float(*)[4])&s.c[r][n]);
+        if (n + 4 < t.cols) Op::store_f32(p, w, r, n + 4, *(const float(*)[4])&s.c[r][n + 4]);
+      } else {
+        const Vec16 v = __builtin_bit_cast(Vec16, narrow(*(const Float8*)&s.c[r][n]));
+        Op::store(p, w, r, n, v.lo);
+        if (n + 4 < t.cols) Op::store(p, w, r, n + 4, v.hi);
+      }
     }
 }
 }  // namespace target

@@ -6,8 +6,9 @@
 //   load store add swap_if         signals, u32, relaxed. Scope says who may look: this device, or its peers and the host
 //   release(Scope) acquire(Scope)  fences, with every wait that the target needs
 //   read<T> write<T>               data, T of 8 or 16 bytes, ordinary: ordered by fences only
-//   read_polled<T> write_through<T>  data that is its own signal: relaxed, seen by peers, past every cache. A Vec16 may
-//                                  come in two halves
+//   read_polled<T> write_through<T>
+//                                  data that is its own signal: relaxed, seen by peers, past every cache. A Vec16 may come
+//                                  in two halves
 //   COPY_BATCH                     words of 16 bytes that a lane has on their way at a time when it copies
 //   pause() ticks()                inside a bounded wait; ticks has a fixed rate, which the device's Python side knows
 //   TILE_M TILE_N                  rows and columns of an output tile

@@ -40,6 +40,7 @@ DEVICE inline void sum_ranks(const Group& g, const Work& w, Vec16* to, const Poi
         const float x = from_bf16((j < 4 ? v[q].lo : v[q].hi) >> 16 * (j % 4) & 0xffff);
         sums[j] = q ? sums[j] + x : x;
       }
-    target::write(to + i, Vec16{pack_bf16(sums[0], sums[1], sums[2], sums[3]), pack_bf16(sums[4], sums[5], sums[6], sums[7])});
+    const u64 lo = pack_bf16(sums[0], sums[1], sums[2], sums[3]), hi = pack_bf16(sums[4], sums[5], sums[6], sums[7]);
+    target::write(to + i, Vec16{lo, hi});
   }
 }

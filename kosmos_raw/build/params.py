@@ -10,8 +10,9 @@ import numpy as np
 
 MAX_RANKS = 8  # hip_kernels/target/target.h
 
-KINDS = ("leave", "pull", "tile", "drain", "poison", "reduce")
-POLICIES = ("one_way", "fixed")
+KINDS = ("leave", "pull", "tile", "drain", "poison", "reduce", "sum")
+POLICIES = ("one_way", "fixed", "two_way")
+ORDERS = ("as_consumed", "chunk_major", "rank_order")
 GAVE_UP = {1: "waited too long", 2: "told to stop", 3: "different call"}
 EVENTS = ("claimed", "ready", "done")
 
@@ -64,6 +65,9 @@ STAGING = _struct(
 )
 SENTINEL = 0x7FA5  # a bf16 that no kernel stores: "not here yet"
 
+SPLIT = _struct(("sums", "u8"), ("parts", "u4"), ("step", "u4"))
+INTO = ("set_bf16", "add_bf16", "set_f32", "add_f32")  # hip_kernels/work/sum.h
+
 AG_GEMM = _struct(
     ("g", GROUP),
     ("counters", COUNTERS),
@@ -72,8 +76,10 @@ AG_GEMM = _struct(
     ("b", "u8"),
     ("c", "u8"),
     ("m", CHUNKS),
-    *((name, "u4") for name in "N K ldc tile_n movers policy".split()),
+    *((name, "u4") for name in "N K ldc tile_n movers policy order zero".split()),
+    ("split", SPLIT),
 )
+AG_GEMM_DGRAD = AG_GEMM_DGRAD_SPLIT = AG_GEMM
 
 GEMM_RS = _struct(
     ("g", GROUP),
@@ -81,5 +87,24 @@ GEMM_RS = _struct(
     *((name, "u8") for name in "a b c".split()),
     ("staging", STAGING),
     ("m", CHUNKS),
-    *((name, "u4") for name in "N K tile_n movers max_movers band_tile_rows slices policy".split()),
+    *((name, "u4") for name in "N K tile_n movers max_movers band_tile_rows slices policy order zero".split()),
+)
+
+BULK_AG = _struct(
+    ("g", GROUP),
+    ("counters", COUNTERS),
+    ("shard_of", "u8", (MAX_RANKS,)),
+    *((name, "u8") for name in "gathered a b c".split()),
+    ("m", CHUNKS),
+    *((name, "u4") for name in "width M N K ldc tile_n movers policy".split()),
+)
+
+BULK_RS = _struct(
+    ("g", GROUP),
+    ("counters", COUNTERS),
+    ("x_of", "u8", (MAX_RANKS,)),
+    *((name, "u8") for name in "out a b c".split()),
+    ("split", SPLIT),
+    ("m", CHUNKS),
+    *((name, "u4") for name in "width M N K lda ldc tile_n movers max_movers slices into policy".split()),
 )

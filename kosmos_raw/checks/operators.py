@@ -10,8 +10,11 @@ import ml_dtypes
 import numpy as np
 
 from ..numerics import oracles
-from ..numerics.tolerance import gemm_bound, reduced_bound
+from ..numerics.tolerance import BF16_TINY, gemm_bound, reduced_bound, sum_bound
 from ..ops.ag_gemm import ag_gemm
+from ..ops.ag_gemm_dgrad import ag_gemm_dgrad
+from ..ops.bulk_ag import bulk_ag
+from ..ops.bulk_rs import bulk_rs
 from ..ops.gemm_rs import gemm_rs
 from ..plan.shapes import round_up
 from ..ranks.communicator import Communicator
@@ -26,6 +29,7 @@ class Case:
     k: int
     op: str = "ag_gemm"
     policy: str = "one_way"
+    order: str = "as_consumed"
     movers: int | None = None
     arena: bool = False  # inputs that peers read lie in the arena, where no copy is needed
     iters: int = 2
@@ -42,6 +46,15 @@ class Case:
     def first(self, rank: int) -> int:
         """The first of the rows of `rank`."""
         return sum(self.rows[:rank])
+
+    def own(self, rank: int) -> slice:
+        """The rows of `rank`."""
+        return slice(self.first(rank), self.first(rank + 1))
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of the operator's call."""
+        given = {"rows": self.rows, "policy": self.policy, "movers": self.movers}
+        return given if self.op.startswith("bulk") else given | {"order": self.order}
 
     def random(self, iteration: int, what: int, shape: tuple[int, int]) -> np.ndarray:
         """Standard normal bf16, new for each iteration. `what` numbers the matrices of all ranks."""
@@ -84,14 +97,13 @@ class AgGemm(Checked):
 
     def inputs(self, case: Case, rank: int, iteration: int) -> Arrays:
         a = case.random(iteration, 0, (case.m, case.k))
-        own = slice(case.first(rank), case.first(rank + 1))
-        return {"a": a[own], "b": case.random(iteration, 1 + rank, (case.n, case.k))}
+        return {"a": a[case.own(rank)], "b": case.random(iteration, 1 + rank, (case.n, case.k))}
 
     def outputs(self, case: Case, rank: int) -> dict[str, tuple[int, int]]:
         return {"out": (case.m, case.n)}
 
     def call(self, comm: Communicator, case: Case, inputs: Arrays, outputs: Arrays | None) -> None:
-        ag_gemm(comm, **inputs, rows=case.rows, policy=case.policy, movers=case.movers, **(outputs or {}))
+        ag_gemm(comm, **inputs, **case.options(), **(outputs or {}))
 
     def want(self, case: Case, rank: int, iteration: int) -> Wanted:
         b = self.inputs(case, rank, iteration)["b"]
@@ -114,10 +126,10 @@ class GemmRs(Checked):
         return {"out": (case.rows[rank], case.n)}
 
     def call(self, comm: Communicator, case: Case, inputs: Arrays, outputs: Arrays | None) -> None:
-        gemm_rs(comm, **inputs, rows=case.rows, policy=case.policy, movers=case.movers, **(outputs or {}))
+        gemm_rs(comm, **inputs, **case.options(), **(outputs or {}))
 
     def want(self, case: Case, rank: int, iteration: int) -> Wanted:
-        own = slice(case.first(rank), case.first(rank + 1))
+        own = case.own(rank)
         every = [self.inputs(case, q, iteration) for q in range(case.ranks)]
         products = [oracles.gemm(x["a"][own], x["b"]) for x in every]
         exact, bound = reduced_bound(products, case.k)
@@ -127,4 +139,90 @@ class GemmRs(Checked):
         return 2 * case.m * round_up(case.n, 8) * 2  # staging
 
 
-CHECKED: dict[str, Checked] = {"ag_gemm": AgGemm(), "gemm_rs": GemmRs()}
+class AgGemmDgrad(Checked):
+    """Of a case: A is [rows, K], B [K, N]."""
+
+    in_arena = "a"
+
+    def inputs(self, case: Case, rank: int, iteration: int) -> Arrays:
+        a = case.random(iteration, 0, (case.m, case.k))
+        return {"a": a[case.own(rank)], "b": case.random(iteration, 1 + rank, (case.k, case.n))}
+
+    def outputs(self, case: Case, rank: int) -> dict[str, tuple[int, int]]:
+        return {"out": (case.m, case.n), "gathered": (case.m, case.k)}
+
+    def call(self, comm: Communicator, case: Case, inputs: Arrays, outputs: Arrays | None) -> None:
+        ag_gemm_dgrad(comm, **inputs, **case.options(), **(outputs or {}))
+
+    def want(self, case: Case, rank: int, iteration: int) -> Wanted:
+        a = case.random(iteration, 0, (case.m, case.k))
+        exact, magnitude = oracles.product(a, self.inputs(case, rank, iteration)["b"])
+        return {"out": (exact, gemm_bound(exact, magnitude, case.k)), "gathered": exactly(a)}
+
+    def arena_bytes(self, case: Case) -> int:
+        return 2 * max(case.rows) * (case.k + 8) * 2
+
+
+class BulkAg(Checked):
+    """Of a case: X is [rows, K], and the product [M, N] x [N, K]: as the data gradient of a column-parallel layer."""
+
+    in_arena = "x"
+
+    def inputs(self, case: Case, rank: int, iteration: int) -> Arrays:
+        x = case.random(iteration, 0, (case.m, case.k))
+        a = case.random(iteration, 1 + 2 * rank, (case.m, case.n))
+        return {"x": x[case.own(rank)], "a": a, "b": case.random(iteration, 2 + 2 * rank, (case.n, case.k))}
+
+    def outputs(self, case: Case, rank: int) -> dict[str, tuple[int, int]]:
+        return {"out": (case.m, case.k), "gathered": (case.m, case.k)}
+
+    def call(self, comm: Communicator, case: Case, inputs: Arrays, outputs: Arrays | None) -> None:
+        bulk_ag(comm, **inputs, **case.options(), **(outputs or {}))
+
+    def want(self, case: Case, rank: int, iteration: int) -> Wanted:
+        own = self.inputs(case, rank, iteration)
+        exact, magnitude = oracles.product(own["a"], own["b"])
+        x = case.random(iteration, 0, (case.m, case.k))
+        return {"out": (exact, gemm_bound(exact, magnitude, case.n)), "gathered": exactly(x)}
+
+    def arena_bytes(self, case: Case) -> int:
+        return 2 * max(case.rows) * (case.k + 8) * 2
+
+
+class BulkRs(Checked):
+    """Of a case: X is [M, K], and the product [N, M] x [M, K]: as the weight gradient of a column-parallel layer."""
+
+    in_arena = "x"
+
+    def inputs(self, case: Case, rank: int, iteration: int) -> Arrays:
+        shapes = {"x": (case.m, case.k), "a": (case.m, case.n), "b": (case.m, case.k)}
+        return {name: case.random(iteration, 3 * rank + i, shape) for i, (name, shape) in enumerate(shapes.items())}
+
+    def outputs(self, case: Case, rank: int) -> dict[str, tuple[int, int]]:
+        return {"out": (case.rows[rank], case.k), "c": (case.n, case.k)}
+
+    def call(self, comm: Communicator, case: Case, inputs: Arrays, outputs: Arrays | None) -> None:
+        bulk_rs(comm, **inputs, **case.options(), **(outputs or {}))
+
+    def want(self, case: Case, rank: int, iteration: int) -> Wanted:
+        own = self.inputs(case, rank, iteration)
+        exact, magnitude = oracles.product(own["a"].T, own["b"])
+        parts = [self.inputs(case, q, iteration)["x"][case.own(rank)] for q in range(case.ranks)]
+        return {"out": sum_bound(parts), "c": (exact, gemm_bound(exact, magnitude, case.m))}
+
+    def arena_bytes(self, case: Case) -> int:
+        return 2 * case.m * (case.k + 8) * 2
+
+
+def exactly(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What must come out bit by bit."""
+    return x.astype(np.float64), np.full(x.shape, BF16_TINY)
+
+
+CHECKED: dict[str, Checked] = {
+    "ag_gemm": AgGemm(),
+    "gemm_rs": GemmRs(),
+    "ag_gemm_dgrad": AgGemmDgrad(),
+    "bulk_ag": BulkAg(),
+    "bulk_rs": BulkRs(),
+}

@@ -152,6 +152,7 @@ def report(case: Case, device: str, outcome: Outcome) -> dict[str, Any]:
         "ranks": len(case.rows),
         "shape": {"m": case.m, "n": case.n, "k": case.k, "rows": list(case.rows)},
         "policy": case.policy,
+        "order": case.order,
         "iters": case.iters,
         "rel_error": outcome.rel_error,
         "max_abs_error": outcome.max_abs_error,

@@ -30,6 +30,11 @@ CASES = [
     Case((257,), 100, 40),
 ]
 CASES += [replace(case, op="gemm_rs", arena=False) for case in CASES]
+CASES += [
+    Case(rows, n, k, op, arena=arena)
+    for op in ("ag_gemm_dgrad", "bulk_ag", "bulk_rs")
+    for rows, n, k, arena in ((MAIN.rows, 256, 256, True), ((300, 0, 1, 97, 0, 64, 33, 5), 130, 72, False))
+]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

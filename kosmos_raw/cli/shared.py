@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from ..build.params import MAX_RANKS, POLICIES
+from ..build.params import MAX_RANKS, ORDERS, POLICIES
 from ..checks.operators import CHECKED, Case
 from ..device import NAMES
 from ..plan.shapes import split_rows
@@ -30,6 +30,7 @@ def add_shape_arguments(parser: argparse.ArgumentParser, m: int, n: int, k: int)
     parser.add_argument("--k", type=int, default=k, help=f"contraction width (default: {k})")
     parser.add_argument("--rows", help="rows of every rank, like 3,0,5; instead of --m and --ranks")
     parser.add_argument("--policy", choices=POLICIES, default="one_way")
+    parser.add_argument("--order", choices=ORDERS, default="as_consumed", help="of the tiles (default: as_consumed)")
     parser.add_argument("--movers", type=int, help="WGs that begin as movers (default: planned)")
     parser.add_argument("--seed", type=int, default=0)
 
@@ -55,6 +56,7 @@ def case_of(args: argparse.Namespace) -> Case:
         n=args.n,
         k=args.k,
         policy=args.policy,
+        order=args.order,
         movers=args.movers,
         seed=args.seed,
     )

@@ -28,3 +28,8 @@ def gemm_rs(
     own = slice(sum(rows[:rank]), sum(rows[: rank + 1]))
     products = [gemm(x[own], y) for x, y in zip(a, b, strict=True)]
     return sum(exact for exact, _ in products), sum(magnitude for _, magnitude in products)  # type: ignore[return-value]
+
+
+def product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """a @ b and |a| @ |b|, in float64: data gradients (a is dY, b the weight), and weight gradients (a is dY.T)."""
+    return gemm(a, np.asarray(b).T)

@@ -22,6 +22,13 @@ def gemm_bound(exact: np.ndarray, magnitude: np.ndarray, k: int) -> np.ndarray:
     return accumulation + BF16_HALF_ULP * (np.abs(exact) + accumulation) + BF16_TINY
 
 
+def sum_bound(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """(exact sum, largest error) of bf16 arrays that are added in FP32 and rounded once."""
+    exact = np.sum([np.asarray(x, np.float64) for x in parts], axis=0)
+    error = len(parts) * FP32_EPS * np.sum([np.abs(np.asarray(x, np.float64)) for x in parts], axis=0)
+    return exact, error + BF16_HALF_ULP * (np.abs(exact) + error) + BF16_TINY
+
+
 def reduced_bound(products: Sequence[tuple[np.ndarray, np.ndarray]], k: int) -> tuple[np.ndarray, np.ndarray]:
     """(exact sum, largest error) of products that are each rounded to BF16, added in FP32 and rounded once more.
 

@@ -16,12 +16,12 @@ from ..ranks.communicator import Communicator
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
-def as_matrix(comm: Communicator, op: str, name: str, value: Any) -> Any:
-    """`value` as an array of the device, bf16 (or its bits as uint16), two-dimensional. No copy."""
+def as_matrix(comm: Communicator, op: str, name: str, value: Any, *, float32: bool = False) -> Any:
+    """`value` as an array of the device, bf16 (its bits as uint16; float32 if allowed), two dimensions. No copy."""
     array = value if isinstance(value, comm.device.xp.ndarray) else _import(comm.device, op, name, value)
     if array.ndim != 2:
         raise ValueError(f"{op}: {name} has shape {tuple(array.shape)}, want two dimensions (on rank {comm.rank})")
-    if array.dtype not in (BF16, np.uint16):
+    if array.dtype not in (BF16, np.uint16) and not (float32 and array.dtype == np.float32):
         raise TypeError(
             f"{op}: {name} has dtype {array.dtype}, want bfloat16 (ml_dtypes.bfloat16, or its bits as uint16); "
             f"convert it with {name}.astype(ml_dtypes.bfloat16)"
@@ -40,14 +40,14 @@ def _import(device: Device, op: str, name: str, value: Any) -> Any:
     return dlpack.as_array(value, device)
 
 
-def shard_rows(comm: Communicator, op: str, own: int, rows: Sequence[int] | None) -> tuple[int, ...]:
+def shard_rows(comm: Communicator, op: str, own: int, rows: Sequence[int] | None, name: str = "a") -> tuple[int, ...]:
     """Rows of every rank's shard: as given, or as many as this rank has on each."""
     if rows is None:
         return (own,) * comm.ranks
     rows = _counts(comm, op, rows)
     if rows[comm.rank] != own:
         raise ValueError(
-            f"{op}: a has {own} rows on rank {comm.rank}, but rows says {rows[comm.rank]} (rows={list(rows)})"
+            f"{op}: {name} has {own} rows on rank {comm.rank}, but rows says {rows[comm.rank]} (rows={list(rows)})"
         )
     return rows
 
@@ -149,18 +149,44 @@ def hand_over(comm: Communicator, address: int, out: Any, columns: int) -> None:
 
 
 def result(
-    comm: Communicator, op: str, out: Any | None, shape: tuple[int, int], dtype: Any, inputs: dict[str, Any]
+    comm: Communicator,
+    op: str,
+    out: Any | None,
+    shape: tuple[int, int],
+    dtype: Any,
+    inputs: dict[str, Any],
+    name: str = "out",
+    *,
+    float32: bool = False,
 ) -> Any:
-    """`out`, checked, or a new array."""
+    """`out`, checked, or a new array of `dtype`. `inputs`, by name, must not overlap it."""
     if out is None:
         return comm.device.xp.empty(shape, dtype)
-    out = as_matrix(comm, op, "out", out)
+    out = as_matrix(comm, op, name, out, float32=float32)
     if tuple(out.shape) != shape:
-        raise ValueError(f"{op}: out has shape {tuple(out.shape)}, want {shape} on rank {comm.rank}")
-    for name, other in inputs.items():
+        raise ValueError(f"{op}: {name} has shape {tuple(out.shape)}, want {shape} on rank {comm.rank}")
+    for other_name, other in inputs.items():
         if overlaps(comm, out, other):
-            raise ValueError(f"{op}: out overlaps {name}, which is still read while out is written; give another array")
+            raise ValueError(
+                f"{op}: {name} overlaps {other_name}, which is still used while {name} is written; give another array"
+            )
     return out
+
+
+def same_contraction(op: str, a: Any, a_axis: int, b: Any, b_axis: int) -> None:
+    """Raises ValueError where the contracted dimensions differ."""
+    if a.shape[a_axis] != b.shape[b_axis]:
+        order = ("first", "second")
+        raise ValueError(
+            f"{op}: a is {tuple(a.shape)} and b is {tuple(b.shape)}; want the same K in a's {order[a_axis]} and b's "
+            f"{order[b_axis]} dimension"
+        )
+
+
+def keep_own_rows(comm: Communicator, plan: Plan, own: Any, gathered: Any) -> None:
+    """Kernels gather peers' rows alone."""
+    first = plan.first[comm.rank]
+    gathered.view(np.uint16)[first : first + plan.rows[comm.rank]] = own.view(np.uint16)
 
 
 def fill_chunks(chunks: np.ndarray, plan: Plan) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from ..build.params import GEMM_RS, POLICIES
 from ..device.base import Matrix
 from ..plan.gemm_rs import GemmRsPlan, movers_for, plan_gemm_rs
-from ..plan.shapes import split_rows
+from ..plan.shapes import order_number, split_rows
 from ..ranks.communicator import Communicator
 from .arguments import (
     as_matrix,
@@ -34,6 +34,7 @@ def gemm_rs(
     rows: Sequence[int] | None = None,
     out: Any | None = None,
     policy: str = "one_way",
+    order: str = "as_consumed",
     movers: int | None = None,
     max_movers: int | None = None,
 ) -> Any:
@@ -49,6 +50,8 @@ def gemm_rs(
         rows: how many of the M rows each rank gets, in order; any may be 0. None deals them evenly.
         out: bf16 [rows[rank], N] to fill; None allocates it. Must not overlap a or b.
         policy: "one_way" (a builder that finds no tile joins the movers) or "fixed" (it leaves).
+        order: of the tiles: "as_consumed" (the first band of every rank's rows first), or for comparison "rank_order"
+            (rows from the first to the last). Bits depend on neither.
         movers: WGs that begin as movers; None asks plan.gemm_rs.
         max_movers: movers at which the links are saturated; None asks plan.gemm_rs.
     Returns: C, bf16 [rows[rank], N], of a's dtype. Queued on the device's stream; the CPU device has finished it.
@@ -57,6 +60,7 @@ def gemm_rs(
         ArenaFull: the arena has no room for the partial results of this shape, 4 * M * N bytes that it keeps.
         WaitError: a rank did not come, or came with another call (see Communicator.launch).
     """
+    order_idx = order_number(OP, order, ("as_consumed", "rank_order"))
     a = as_matrix(comm, OP, "a", a)
     b = as_matrix(comm, OP, "b", b)
     if a.shape[1] != b.shape[1]:
@@ -70,11 +74,11 @@ def gemm_rs(
     tile = pick_tile(comm, OP, every, n, k, movers)
     plan = plan_gemm_rs(every, n, k, tile, comm.workgroups, policy=policy, movers=movers, max_movers=max_movers)
     out = result(comm, OP, out, (every[comm.rank], plan.n), a.dtype, {"a": a, "b": b})
-    _launch(comm, plan, a, b, out)
+    _launch(comm, plan, a, b, out, order_idx)
     return out
 
 
-def _launch(comm: Communicator, plan: GemmRsPlan, a: Any, b: Any, out: Any) -> None:
+def _launch(comm: Communicator, plan: GemmRsPlan, a: Any, b: Any, out: Any, order: int) -> None:
     params = np.zeros(1, GEMM_RS)
     params["a"] = local_operand(comm, f"{OP}.a", a, plan.padded_k)
     params["b"] = local_operand(comm, f"{OP}.b", b, plan.padded_k, rows=plan.padded_n)
@@ -85,6 +89,7 @@ def _launch(comm: Communicator, plan: GemmRsPlan, a: Any, b: Any, out: Any) -> N
     params["movers"], params["max_movers"] = plan.movers, plan.max_movers
     params["band_tile_rows"], params["slices"] = plan.band_tile_rows, plan.slices
     params["policy"] = POLICIES.index(plan.policy)
+    params["order"] = order
     width, tile = plan.padded_k, plan.tile
     operands = [
         Matrix(int(params["a"][0]), plan.m, width, width, tile.m),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..device.base import Tile
 from .heuristics import crew, movers_per_peer
@@ -15,6 +16,8 @@ LEAST_SLICE = 4096  # bytes that one REDUCE should have of each rank, or claimin
 @dataclass(frozen=True)
 class GemmRsPlan(Plan):
     """All of it follows from (rows, N, K, tile, WGs, policy); equal on all ranks but for K."""
+
+    policies: ClassVar[tuple[str, ...]] = ("one_way", "fixed")
 
     max_movers: int  # at which the links are saturated: builders that find no tile join up to here
     band_tile_rows: int

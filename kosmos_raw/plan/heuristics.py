@@ -13,6 +13,8 @@ The rules were fitted at 8 ranks on 256 compute units. Where the table's words l
 
 from __future__ import annotations
 
+from ..device.base import Tile
+
 BLOCK = 256  # rows and columns of an output tile that the rules count in
 FITTED_PEERS = 7
 FITTED_WORKGROUPS = 256
@@ -70,6 +72,13 @@ def split_k(kernel: str, m: int, n: int, dtype: str = "bf16") -> int:
     if kernel == "bulk_rs_col_wgrad":
         return 4 if blocks(m, n) <= 64 and 4 * one <= WORKSPACE_BYTES else 1
     return next((parts for parts in (4, 2) if parts * one <= WORKSPACE_BYTES), 1)
+
+
+def parts_that_fit(kernel: str, m: int, n: int, tile: Tile, workgroups: int) -> int:
+    """split_k for a device with other tiles or fewer WGs: only as long as every part still has a WG of its own, which
+    is what the rule amounts to at 256."""
+    parts = split_k(kernel, m, n)
+    return parts if parts * -(-m // tile.m) * -(-n // tile.n) <= workgroups else 1
 
 
 def xcd_bucketing(m: int, n: int, rows: int) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from ..build.params import MAX_RANKS, POLICIES
+from ..build.params import MAX_RANKS, ORDERS, POLICIES
 from ..device.base import Tile
 
 VECTOR = 8  # bf16 in the 16 bytes that a lane moves at a time; rows of matrices are padded to it
@@ -17,6 +18,32 @@ def round_up(n: int, to: int) -> int:
 def split_rows(rows: int, ranks: int) -> list[int]:
     """`rows` dealt to `ranks` as evenly as can be, the first ranks taking one more: 10 over 4 is 3, 3, 2, 2."""
     return [rows // ranks + (q < rows % ranks) for q in range(ranks)]
+
+
+K_STEP = 64  # to whose multiples a contraction is cut: what every target's tile multiplies at a time
+
+
+def order_number(op: str, order: str, known: tuple[str, ...] = ORDERS) -> int:
+    """Number of an order of tiles in hip_kernels/schedule/group.h."""
+    if order not in known:
+        raise ValueError(f"{op}: order is {order!r}, want one of {', '.join(known)}")
+    return ORDERS.index(order)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A contraction of k cut in parts; each leaves FP32 sums that are added in the order of the parts."""
+
+    parts: int = 1
+    step: int = 0  # k of a part; the last one may be short
+
+    @classmethod
+    def of(cls, k: int, parts: int) -> Cut:
+        """At most `parts` parts, none empty."""
+        if parts < 1:
+            raise ValueError(f"split is {parts}, want 1 or more parts of the contraction")
+        step = round_up(max(1, -(-k // parts)), K_STEP)
+        return cls(max(1, -(-k // step)), step)
 
 
 @dataclass(frozen=True)
@@ -32,9 +59,11 @@ class Plan:
     movers: int
     policy: str
 
+    policies: ClassVar[tuple[str, ...]] = POLICIES
+
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ValueError(f"{self.op}: policy is {self.policy!r}, want one of {', '.join(POLICIES)}")
+        if self.policy not in self.policies:
+            raise ValueError(f"{self.op}: policy is {self.policy!r}, want one of {', '.join(self.policies)}")
         if self.ranks > 1 and not 1 <= self.movers < self.workgroups:
             raise ValueError(
                 f"{self.op}: movers is {self.movers}, want 1 to {self.workgroups - 1}: with {self.workgroups} WGs "

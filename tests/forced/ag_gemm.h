@@ -38,6 +38,7 @@ inline AgGemmParams ag_gemm_params(u32 me, u32 launch) {
   p.tile_n = s.tile_n;
   p.movers = 1 + dice.below(H.wgs - 1);
   p.policy = H.s.policy;
+  p.order = dice.below(3);
   return p;
 }
 

@@ -130,7 +130,7 @@ inline Shape draw_shape(Random& dice, u32 R) {
   return s;
 }
 
-constexpr u32 COUNTERS_PER_SET = 1 + MAX_RANKS + MAX_RANKS * MAX_ROWS;
+constexpr u32 COUNTERS_PER_SET = 1 + MAX_RANKS + MAX_RANKS * 8 * 4;  // no rank has more than 8 rows, no row more than 3 tiles
 
 inline void draw_history(const Setup& s, u64 seed) {
   H.s = s;

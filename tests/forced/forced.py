@@ -40,6 +40,8 @@ class Setup:
 
 OPS = tuple(sorted(path.stem.removeprefix("forced_") for path in HERE.glob("forced_*.cpp")))
 FORMS = {"serial": False, "ahead": True}
+TWO_WAY = ("ag_gemm", "ag_gemm_dgrad")  # operators for which it is a policy of its own
+MIXED = ("gemm_rs",)  # operators whose library has others too
 
 
 def right(op: str) -> dict[str, Setup]:
@@ -48,12 +50,14 @@ def right(op: str) -> dict[str, Setup]:
         f"{ranks}-{policy}-{form}{wrap}": Setup(op, ranks, policy, run_ahead, near_wrap=bool(wrap))
         for ranks in (1, 2, 3, 8)
         for policy in params.POLICIES
+        if policy != "two_way" or op in TWO_WAY
         for form, run_ahead in FORMS.items()
         for wrap in ("", "-wrap")
     } | {
         f"{ranks}-mixed-{form}": Setup(op, ranks, "one_way", run_ahead, mixed=True)
         for ranks in (2, 3)
         for form, run_ahead in FORMS.items()
+        if op in MIXED
     }
 
 
@@ -175,8 +179,10 @@ def fences(op: str) -> list[str]:
     """Every fence that a right `op` passes: "file function release|acquire device|system"."""
     lib = default_library(op)
     result = _Result()
+    lib.forced_run(_Setup(ranks=3, policy=params.POLICIES.index("two_way")), 0, 100, result)
+    found = {name for name, passed in _fences(lib) if passed}
     lib.forced_run(_Setup(ranks=3), 0, 100, result)
-    return [name for name, passed in _fences(lib) if passed]
+    return sorted(found | {name for name, passed in _fences(lib) if passed})
 
 
 def _fence_index(op: str, lib: ctypes.CDLL, name: str) -> int:

@@ -15,7 +15,8 @@ inline Group group(u32 me, u32 launch) {
   g.record = &r.record;
   g.trace = H.s.log ? &r.trace[0][0][0] : nullptr;
   g.trace_events = H.s.log ? TRACE_EVENTS : 0;
-  g.limit_ticks = H.s.kind == OTHER_CALL || H.s.kind == LOST_RANK ? LIMIT : NEVER;
+  // The host's word is looked at a thousand times within the limit.
+  g.limit_ticks = H.s.kind == RIGHT ? NEVER : H.s.kind == TOLD_TO_STOP_BY_HOST ? LIMIT << 10 : LIMIT;
   g.rank = me;
   g.ranks = H.s.ranks;
   g.epoch = H.base + launch;
@@ -84,7 +85,7 @@ template <class Op> void run_wg(const typename Op::Params& p, target::Box& box, 
 
 // --- the host of one rank, between launches ---
 
-inline void prepare(u32 me, u32 launch) {
+inline void prepare_launch(u32 me, u32 launch) {
   Rank& r = H.ranks[me];
   operators[H.operator_of[launch]].prepare(me, launch);
   for (u32 w = 0; w < H.wgs; w++) {
@@ -99,7 +100,7 @@ inline void check_record(u32 me, u32 launch) {
   const WaitRecord& w = H.ranks[me].record;
   const char* amiss = nullptr;
   if (H.s.kind == RIGHT) amiss = "it had no reason to";
-  else if (w.rank != me || w.wg >= H.wgs || w.kind == LEAVE || w.kind > REDUCE) amiss = "the record is of no work";
+  else if (w.rank != me || w.wg >= H.wgs || w.kind == LEAVE || w.kind > SUM) amiss = "the record is of no work";
   else if (w.reason == WAITED_TOO_LONG && (i32)(w.seen - w.want) >= 0) amiss = "what it waited for was there";
   else if (w.reason == DIFFERENT_CALL && (H.s.kind != OTHER_CALL || launch != H.odd_launch)) amiss = "calls were the same";
   else if (H.s.kind == LOST_RANK && w.reason != WAITED_TOO_LONG) amiss = "time was up";
@@ -127,7 +128,7 @@ inline void next_launch(u32 me, u32 launch) {
     operators[H.operator_of[launch]].check(me, launch);
   }
   if (launch) log_launch(me, launch);
-  if (!stop) prepare(me, launch + 1);
+  if (!stop) prepare_launch(me, launch + 1);
   target::end_launch(r.stream);
   target::poke(r.launch, stop ? STOPPED : launch + 1);
 }
@@ -177,7 +178,7 @@ inline bool on_idle() {
 
 // --- one history ---
 
-inline void give_memory(u32 me) {
+inline void give_all_memory(u32 me) {
   Rank& r = H.ranks[me];
   r.signals = (Signals*)target::new_signals(sizeof(Signals) / 4, H.base);
   r.counters = target::new_signals(2 * COUNTERS_PER_SET);
@@ -201,7 +202,8 @@ inline void name_address(const void* address, char* out, size_t bytes) {
     const struct { const char* name; const void* at; u32 count; } parts[] = {
         {"started", r.signals->started, MAX_RANKS}, {"call", r.signals->call, 2 * MAX_RANKS},
         {"reads_done", r.signals->reads_done, MAX_RANKS}, {"counters", r.counters, 2 * COUNTERS_PER_SET},
-        {"abort", r.abort, 1}, {"host_abort", r.host_abort, 1}, {"stream", r.launch, 1}, {"box", r.boxes[0].posted, 2 * MAX_WGS}};
+        {"abort", r.abort, 1}, {"host_abort", r.host_abort, 1}, {"stream", r.launch, 1},
+        {"box", r.boxes[0].posted, 2 * MAX_WGS}};
     for (const auto& part : parts)
       if (name_part(q, address, out, bytes, part.name, part.at, part.count, 4)) return;
     for (u32 i = 0; i < num_operators; i++)
@@ -219,7 +221,7 @@ inline void run_history(const Setup& s, u64 seed) {
   W.no_acquire = s.mutation == NO_ACQUIRE;
   W.without_fence = s.without_fence;
   W.narrow_fence = s.narrow_fence;
-  for (u32 q = 0; q < s.ranks; q++) give_memory(q);
+  for (u32 q = 0; q < s.ranks; q++) give_all_memory(q);
   if (s.mutation == NO_START_WAIT)
     for (u32 q = 0; q < s.ranks; q++) target::make_blind(H.ranks[q].signals->started, MAX_RANKS);
   for (u32 q = 0; q < s.ranks; q++)

@@ -16,7 +16,8 @@ import numpy as np
 
 import kosmos_raw as kr
 from kosmos_raw.build import gfx950
-from kosmos_raw.checks.ag_gemm import Case, merge, run
+from kosmos_raw.checks.operators import Case
+from kosmos_raw.checks.validate import merge, run
 from kosmos_raw.device import open_device
 from kosmos_raw.device.base import Handle, Memory
 from kosmos_raw.device.cupy_common import Code

@@ -1,0 +1,122 @@
+// bulk_rs, WHAT NEXT: adds X over all ranks and deals its rows out, out[rows of this rank] = sum of X, beside a product that
+// needs none of it, C[M, N] (+)= A[K, M]^T @ B[K, N] (paper section 3.2.3). X is complete when the launch begins.
+//
+// Movers pull slices of their own rows from all ranks and add them, builders build, in independent queues. Whoever finds no
+// more work of its own kind takes the other kind, once; builders become movers up to saturation. (FIXED: it leaves.)
+//
+// Why it cannot deadlock: a REDUCE waits only for all ranks to start. A TILE waits for nothing. A SUM (split.h) waits for
+// tiles that resident WGs of this rank have claimed. DRAIN, last in the tile queue, waits for peers' REDUCEs, which wait
+// for no DRAIN: of those that a rank has, its movers do all, and only one of its WGs can draw DRAIN.
+#pragma once
+#include "chunks.h"
+#include "group.h"
+#include "split.h"
+
+struct BulkRsParams {
+  Group g;
+  Counters counters;            // words: see the accessors of BulkRsSchedule
+  const Vec16* x_of[MAX_RANKS];  // every rank's X, [rows of all, width] bf16
+  Vec16* out;                   // [rows(rank), width] bf16
+  const Vec16* a;               // [K, lda] bf16
+  const Vec16* b;               // [K, ldc] bf16
+  void* c;                      // [M, ldc] bf16 or fp32
+  Split split;
+  Chunks m;                     // rows of X
+  u32 width;                    // of X, a multiple of 8
+  u32 M, N, K;
+  u32 lda, ldc;                 // M and N rounded up to 8
+  u32 tile_n;
+  u32 movers;                   // WGs that begin as movers; fewer than WGs
+  u32 max_movers;               // at which the links are saturated
+  u32 slices;                   // of the own rows, each one REDUCE
+  u32 into;                     // an Into
+  u32 policy;
+};
+static_assert(sizeof(BulkRsParams) == 352);
+
+struct BulkRsSchedule {
+  const BulkRsParams& p;
+  bool mover = false, turned = false;  // touched by next_work alone
+
+  DEVICE explicit BulkRsSchedule(const BulkRsParams& p) : p(p) {}
+
+  // Counter words of one set. kosmos_raw/plan/bulk_rs.py counts the same words.
+  DEVICE u32* tile_head() const { return p.counters.current(p.g); }
+  DEVICE u32* reduce_head() const { return tile_head() + 1; }
+  DEVICE u32* joined() const { return tile_head() + 2; }        // builders that asked to become movers
+  DEVICE u32* reduces_done() const { return tile_head() + 3; }
+  DEVICE u32* parts_done(u32 row, u32 column) const { return tile_head() + 4 + row * columns() + column; }
+
+  DEVICE u32 tile_rows() const { return (p.M + p.m.tile_m - 1) / p.m.tile_m; }
+  DEVICE u32 columns() const { return (p.N + p.tile_n - 1) / p.tile_n; }
+  DEVICE u32 reduces() const { return p.m.rows(p.g.rank) ? p.slices : 0; }
+
+  DEVICE void begin() {
+    mover = target::wg() < p.movers;
+    p.counters.clear_other(p.g);
+    announce_start(p.g);
+  }
+
+  DEVICE Work next_work() {
+    if (aborted(p.g)) return {};
+    const Work w = mover ? next_reduce() : next_tile();
+    if (w.kind != LEAVE || turned || p.policy == FIXED) return w;
+    turned = true;
+    if (!mover && p.movers + target::add(joined(), 1, DEVICE_SCOPE) >= p.max_movers) return {};
+    mover = !mover;
+    return mover ? next_reduce() : next_tile();
+  }
+
+  DEVICE Work next_reduce() {
+    const u32 i = target::add(reduce_head(), 1, DEVICE_SCOPE);
+    if (i < reduces()) return {REDUCE, p.g.rank, 0, i};
+    return {};
+  }
+
+  // All parts of all tiles, then the sums of parts if there are several, then DRAIN.
+  DEVICE Work next_tile() {
+    const u32 i = target::add(tile_head(), 1, DEVICE_SCOPE), parts = p.split.parts, tiles = tile_rows() * columns();
+    const u32 last = parts > 1 ? tiles * (parts + 1) : tiles;
+    if (i == last) return {DRAIN, p.g.rank};
+    if (i > last) return {};
+    const bool sum = i >= tiles * parts;
+    const u32 height = p.m.side_by_side ? p.m.side_by_side : 1;
+    const TileAt t = tile_in_groups(sum ? i - tiles * parts : i / parts, tile_rows(), columns(), height);
+    return {sum ? SUM : TILE, p.g.rank, t.row, sum ? t.column : t.column * parts + i % parts};
+  }
+
+  DEVICE bool wait_inputs(const Work& w) const {
+    const Group& g = p.g;
+    if (w.kind == REDUCE) return wait_all_started(g, w);
+    if (w.kind == SUM) {
+      if (!wait_at_least(g, w, parts_done(w.row, w.part), p.split.parts, DEVICE_SCOPE)) return false;
+      target::acquire(DEVICE_SCOPE);  // pairs with the release of a TILE in finish
+    }
+    if (w.kind == DRAIN) {
+      if (!wait_all_started(g, w)) return false;
+      // No acquire: the next launch writes X, and the end of this one orders that. Who gets no rows reads nothing.
+      for (u32 i = 1; i < g.ranks; i++) {
+        const u32 q = (g.rank + i) % g.ranks;
+        if (p.m.rows(q) && !wait_at_least(g, w, &own_signals(g).reads_done[q], g.epoch, SYSTEM_SCOPE)) return false;
+      }
+    }
+    return true;
+  }
+
+  DEVICE bool ready(const Work& w) const { return w.kind == TILE; }  // which waits for nothing
+
+  DEVICE void finish(const Work& w) const {
+    if (w.kind == TILE && p.split.parts > 1) {
+      target::release(DEVICE_SCOPE);  // sums first, then the count
+      target::add(parts_done(w.row, w.part / p.split.parts), 1, DEVICE_SCOPE);
+    }
+    if (w.kind == REDUCE) reads_end(w);
+  }
+  DEVICE void reads_end(const Work&) const {
+    target::release(DEVICE_SCOPE);  // what was read of X, then the count
+    if (target::add(reduces_done(), 1, DEVICE_SCOPE) + 1 != reduces()) return;
+    target::acquire(DEVICE_SCOPE);  // the other movers' reads, then the word to all owners of X
+    target::release(SYSTEM_SCOPE);
+    for (u32 q = 0; q < p.g.ranks; q++) target::store(&p.g.signals_of[q]->reads_done[p.g.rank], p.g.epoch, SYSTEM_SCOPE);
+  }
+};

@@ -1,0 +1,105 @@
+"""ag_gemm_dgrad: gather rows and multiply by a weight as it lies, in one launch a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..build.params import AG_GEMM_DGRAD, POLICIES
+from ..device.base import Matrix
+from ..plan.ag_gemm import AgGemmDgradPlan, plan_ag_gemm_dgrad
+from ..plan.shapes import order_number
+from ..ranks.communicator import Communicator
+from .arguments import (
+    as_matrix,
+    fill_chunks,
+    hand_over,
+    keep_own_rows,
+    local_operand,
+    pick_tile,
+    result,
+    result_address,
+    same_contraction,
+    shard_rows,
+    symmetric_operand,
+)
+
+OP = "ag_gemm_dgrad"
+
+
+def ag_gemm_dgrad(
+    comm: Communicator,
+    a: Any,
+    b: Any,
+    *,
+    rows: Sequence[int] | None = None,
+    out: Any | None = None,
+    gathered: Any | None = None,
+    policy: str = "one_way",
+    order: str = "as_consumed",
+    movers: int | None = None,
+    split: int | None = None,
+) -> Any:
+    """Gathers A's rows from every rank and multiplies by B: C = concat(A of all ranks) @ B.
+
+    BF16 in and out, FP32 accumulation, rounded once. All ranks call it together. The data gradient of a row-parallel
+    linear layer under TP+SP (paper section 3.2.1, "AG+NN"): A is dY, B the weight as the layer keeps it.
+
+    Args:
+        a: this rank's shard, bf16 [rows[rank], K]; in memory of `comm.empty` on every rank it is used without a copy.
+        b: this rank's weight, bf16 [K, N]; N may differ from rank to rank.
+        rows: the rows of every rank's shard, when they are not all equal; any may be 0.
+        out: bf16 [M, N] to fill; None allocates it.
+        gathered: bf16 [M, K] to fill with A of all ranks, which the weight gradient needs; None: it is not kept.
+        policy, order, movers: as for ag_gemm; a contraction that is cut takes "two_way" for "one_way".
+        split: into how many parts the contraction is cut, each added in FP32 in order; None asks plan.ag_gemm.
+    Returns: C, bf16 [M, N], of a's dtype.
+    Raises: as ag_gemm.
+    """
+    order_idx = order_number(OP, order)
+    a, b = as_matrix(comm, OP, "a", a), as_matrix(comm, OP, "b", b)
+    same_contraction(OP, a, 1, b, 0)
+    every = shard_rows(comm, OP, a.shape[0], rows)
+    n, k = b.shape[1], a.shape[1]
+    comm.kernel(f"{OP}_split")  # loaded by all ranks, though not all may need it
+    tile = pick_tile(comm, OP, every, n, k, movers or 0)
+    plan = plan_ag_gemm_dgrad(every, n, k, tile, comm.workgroups, policy=policy, movers=movers, split=split)
+    out = result(comm, OP, out, (plan.m, plan.n), a.dtype, {"a": a, "b": b})
+    if gathered is not None:
+        gathered = result(comm, OP, gathered, (plan.m, plan.k), a.dtype, {"a": a, "b": b, "out": out}, "gathered")
+    _launch(comm, plan, a, b, out, gathered, order_idx)
+    return out
+
+
+def _launch(
+    comm: Communicator, plan: AgGemmDgradPlan, a: Any, b: Any, out: Any, gathered: Any | None, order: int
+) -> None:
+    params = np.zeros(1, AG_GEMM_DGRAD)
+    width = plan.padded_k
+    offset = symmetric_operand(comm, OP, a, width, plan.shard_bytes)
+    params["shard_of"][0, : comm.ranks] = [comm.arena.address(q, offset) for q in range(comm.ranks)]
+    kept = comm.local(f"{OP}.gathered", plan.gathered_bytes) if gathered is None else None
+    params["gathered"] = rows = kept or result_address(comm, f"{OP}.gathered", gathered, width)
+    params["b"] = local_operand(comm, f"{OP}.b", b, plan.padded_n, rows=width)
+    params["c"] = c = result_address(comm, f"{OP}.c", out, plan.padded_n)
+    fill_chunks(params["m"], plan)
+    params["m"]["side_by_side"] = plan.side_by_side
+    params["N"], params["K"], params["ldc"], params["tile_n"] = plan.n, width, plan.padded_n, plan.tile.n
+    params["movers"], params["policy"] = plan.movers, POLICIES.index(plan.policy)
+    params["order"] = order
+    params["split"]["parts"], params["split"]["step"] = plan.cut.parts, plan.cut.step
+    params["split"]["sums"] = comm.local(f"{OP}.sums", plan.sums_bytes)
+    operands = [
+        Matrix(comm.arena.address(comm.rank, offset), plan.rows[comm.rank], width, width, plan.tile.m),
+        Matrix(int(params["b"][0]), width, plan.padded_n, plan.padded_n),
+    ]
+    if comm.ranks > 1:
+        operands.append(Matrix(rows, plan.m, width, width, plan.tile.m))
+    call = (plan.rows, plan.k, offset)
+    comm.launch(OP, params, call, plan.counter_words, operands, kernel=plan.kernel)
+    hand_over(comm, c, out, plan.padded_n)
+    if gathered is not None:
+        hand_over(comm, rows, gathered, width)
+        keep_own_rows(comm, plan, a, gathered)

@@ -1,0 +1,91 @@
+"""bulk_ag: gather rows beside a product that does not need them, in one launch a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..build.params import BULK_AG, POLICIES
+from ..device.base import Matrix
+from ..plan.bulk import BulkAgPlan, plan_bulk_ag
+from ..ranks.communicator import Communicator
+from .arguments import (
+    as_matrix,
+    fill_chunks,
+    hand_over,
+    keep_own_rows,
+    local_operand,
+    pick_tile,
+    result,
+    result_address,
+    same_contraction,
+    shard_rows,
+    symmetric_operand,
+)
+
+OP = "bulk_ag"
+
+
+def bulk_ag(
+    comm: Communicator,
+    x: Any,
+    a: Any,
+    b: Any,
+    *,
+    rows: Sequence[int] | None = None,
+    out: Any | None = None,
+    gathered: Any | None = None,
+    policy: str = "one_way",
+    movers: int | None = None,
+) -> tuple[Any, Any]:
+    """Gathers X's rows from every rank and, beside that, multiplies C = A @ B of this rank.
+
+    BF16 in and out, FP32 accumulation. All ranks call it together. The data gradient of a column-parallel linear layer
+    under TP+SP (paper section 3.2.3): A is dY, B the weight as the layer keeps it, and X is for the weight gradient.
+
+    Args:
+        x: this rank's rows of X, bf16 [rows[rank], width]; in memory of `comm.empty` on every rank it needs no copy.
+        a: bf16 [M, K]. b: bf16 [K, N]. Both of this rank alone; M, N and K may differ from rank to rank.
+        rows: the rows of every rank's shard of X, when they are not all equal; any may be 0.
+        out: bf16 [M, N] to fill. gathered: bf16 [sum of rows, width] to fill. None allocates.
+        policy: "one_way" (a mover whose share is moved becomes a builder) or "fixed" (it leaves).
+        movers: WGs that begin as movers; None asks plan.bulk.
+    Returns: (C, X of all ranks).
+    Raises: as ag_gemm.
+    """
+    x, a, b = (as_matrix(comm, OP, name, value) for name, value in (("x", x), ("a", a), ("b", b)))
+    same_contraction(OP, a, 1, b, 0)
+    every = shard_rows(comm, OP, x.shape[0], rows, "x")
+    (m, k), n = a.shape, b.shape[1]
+    tile = pick_tile(comm, OP, (m,), n, k, movers or 0)
+    plan = plan_bulk_ag(every, x.shape[1], (m, n, k), tile, comm.workgroups, policy=policy, movers=movers)
+    inputs = {"x": x, "a": a, "b": b}
+    out = result(comm, OP, out, (m, n), a.dtype, inputs)
+    gathered = result(comm, OP, gathered, (plan.m, plan.width), x.dtype, inputs, "gathered")
+    _launch(comm, plan, x, a, b, out, gathered)
+    return out, gathered
+
+
+def _launch(comm: Communicator, plan: BulkAgPlan, x: Any, a: Any, b: Any, out: Any, gathered: Any) -> None:
+    params = np.zeros(1, BULK_AG)
+    offset = symmetric_operand(comm, OP, x, plan.padded_width, plan.shard_bytes)
+    params["shard_of"][0, : comm.ranks] = [comm.arena.address(q, offset) for q in range(comm.ranks)]
+    params["gathered"] = rows = result_address(comm, f"{OP}.gathered", gathered, plan.padded_width)
+    params["a"] = local_operand(comm, f"{OP}.a", a, plan.padded_k)
+    params["b"] = local_operand(comm, f"{OP}.b", b, plan.padded_n, rows=plan.padded_k)
+    params["c"] = c = result_address(comm, f"{OP}.c", out, plan.padded_n)
+    fill_chunks(params["m"], plan)
+    params["m"]["side_by_side"] = plan.side_by_side
+    params["width"], params["M"], params["N"], params["K"] = plan.padded_width, plan.gemm_m, plan.n, plan.padded_k
+    params["ldc"], params["tile_n"] = plan.padded_n, plan.tile.n
+    params["movers"], params["policy"] = plan.movers, POLICIES.index(plan.policy)
+    operands = [
+        Matrix(int(params["a"][0]), plan.gemm_m, plan.padded_k, plan.padded_k, plan.tile.m),
+        Matrix(int(params["b"][0]), plan.padded_k, plan.padded_n, plan.padded_n),
+    ]
+    comm.launch(OP, params, (plan.rows, plan.width, offset), plan.counter_words, operands)
+    hand_over(comm, c, out, plan.padded_n)
+    hand_over(comm, rows, gathered, plan.padded_width)
+    keep_own_rows(comm, plan, x, gathered)
