@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import kosmos_raw as kr
+from kosmos_raw.device.cpu import CpuDevice
 from kosmos_raw.ranks import mpi
 from tests import programs
 from tests.conftest import shared_memory_files
@@ -162,6 +163,12 @@ def test_launchers_are_known_by_their_variables(variables, world, monkeypatch):
 def test_wrong_launch_options(options, message):
     with pytest.raises(ValueError, match=message):
         kr.launch(programs.small_call, **options)
+
+
+def test_ranks_meet_at_launches_if_one_of_them_must(monkeypatch):
+    """Two ranks on one GPU and a third on another: seen as a hang on two GPUs."""
+    monkeypatch.setattr(CpuDevice, "launches_together", property(lambda device: device.index == 1))
+    assert kr.launch(programs.back_to_back, 20, 3, ranks=3, mode="threads", timeout_s=10) == [20] * 3
 
 
 def test_closed_communicator_refuses():

@@ -66,6 +66,7 @@ class Communicator:
         self.workgroups = self._checked_workgroups(workgroups)
         self._rendezvous = rendezvous
         self._arena = Arena(self.device, rendezvous, arena_bytes or self.device.default_arena_bytes)
+        self._launches_together = self._must_launch_together()
         self._kernels: dict[str, Kernel] = {}
         self._local: dict[str, Memory] = {}
         self._control = [self.device.allocate(256, signals=True)]  # abort word at 0, record at 64
@@ -92,6 +93,16 @@ class Communicator:
                 f"at once on {self.device.describe()}, and a mover needs a builder beside it"
             )
         return chosen
+
+    def _must_launch_together(self) -> bool:
+        """Whether ranks meet before and after each launch: all of them, if one must.
+
+        Ranks that share a GPU must. So must ranks of one process: what its runtime does for one of them (allocating,
+        loading) may wait for the GPU of another, whose kernel waits for a launch of the first.
+        """
+        asked = self._rendezvous.allgather((self.device.launches_together, os.getpid()))
+        one_process = self.device.queues_launches and len({pid for _, pid in asked}) < self.ranks
+        return one_process or any(must for must, _ in asked)
 
     def _make_group(self) -> np.ndarray:
         group = np.zeros(1, GROUP)
@@ -229,10 +240,10 @@ class Communicator:
             self.device.zero(self._trace.memory.address, self._trace.memory.nbytes)
         self._unchecked = op
         self.device.wait_for_caller()  # the kernel, for inputs that the caller's stream is still making
-        if self.device.launches_together:
+        if self._launches_together:
             self._rendezvous.barrier()
         loaded.launch(params, self.workgroups, operands)
-        if self.device.launches_together:
+        if self._launches_together:
             self._rendezvous.barrier()
         self.device.caller_waits()  # the caller's stream, for the result
         if not self.device.queues_launches:
