@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from typing import Any
 
 from ..build.params import MAX_RANKS, ORDERS, POLICIES
 from ..checks.operators import CHECKED, Case
 from ..device import NAMES
+from ..emulator.node.options import VARIABLE as EMULATOR
 from ..plan.shapes import split_rows
 from ..ranks.mpi import started_by_mpi, world_rank, world_size
 
@@ -17,6 +19,9 @@ OPS = tuple(CHECKED)
 
 def add_group_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=NAMES, default="cpu", help="where kernels run (default: cpu)")
+    parser.add_argument(
+        "--emulator", metavar="OPTIONS", help="of --device emulated, like caches,preempt=7 (emulator/node/options.py)"
+    )
     parser.add_argument("--ranks", type=int, help=f"1 to {MAX_RANKS} (default: 8, or as many as mpirun started)")
     parser.add_argument("--mode", choices=("processes", "threads"), help="how ranks run (default: processes)")
     parser.add_argument("--workgroups", type=int, help="WGs of each rank (default: the device's own number)")
@@ -64,6 +69,10 @@ def case_of(args: argparse.Namespace) -> Case:
 
 def launch_options(args: argparse.Namespace, arena_bytes: int | None = None) -> dict[str, Any]:
     """Keyword arguments of launch(). The arena is as large as the case needs, when nobody says."""
+    if args.emulator:
+        if args.device != "emulated":
+            raise ValueError(f"--emulator {args.emulator}: only --device emulated has an emulator, not {args.device}")
+        os.environ[EMULATOR] = args.emulator  # for the processes of the ranks
     asked = args.arena_mib << 20 if args.arena_mib else None
     return {
         "ranks": args.ranks,
