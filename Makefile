@@ -24,8 +24,9 @@ $(VENV)/.dev: $(VENV)/.python pyproject.toml
 demo: $(VENV)/.demo  ## run everything once, check it, draw a timeline (out/)
 	$(RUN) -m kosmos_raw demo
 
+# A file of tests stays with one of the two workers: what its tests build once is built once.
 test: $(VENV)/.dev  ## every test that this machine can run
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n 2 --dist loadfile
 
 test-%: $(VENV)/.dev  ## the same operators on N ranks under mpirun: make test-8
 	$(VENV)/bin/mpirun -n $* $(RUN) -m pytest -m mpi tests/mpi
