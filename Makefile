@@ -15,10 +15,10 @@ $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 $(VENV)/.demo: $(VENV)/.python pyproject.toml
-	$(PIP) --editable '.[cpu,plot]'
+	$(PIP) --no-compile --editable '.[cpu,plot]'
 	@touch $@
 $(VENV)/.dev: $(VENV)/.python pyproject.toml
-	$(PIP) --editable '.[dev]'
+	$(PIP) --no-compile --editable '.[dev]'
 	@touch $@
 
 demo: $(VENV)/.demo  ## run everything once, check it, draw a timeline (out/)
