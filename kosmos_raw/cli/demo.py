@@ -19,10 +19,11 @@ from ..trace import draw_timeline, summarise, write_perfetto
 from .shared import print_json, table
 from .trace import record, title
 
-MAIN = Case(tuple(split_rows(2048, MAX_RANKS)), 512, 512)
+TRACED = Case(tuple(split_rows(2048, MAX_RANKS)), 512, 512)
+MAIN = Case(tuple(split_rows(1024, MAX_RANKS)), 256, 256)
 CASES = [
     MAIN,
-    Case(MAIN.rows, 512, 512, policy="fixed"),
+    Case(MAIN.rows, 256, 256, policy="fixed"),
     Case(tuple(split_rows(1003, MAX_RANKS)), 130, 72),
     Case((300, 0, 1, 97, 0, 64, 33, 5), 200, 264, arena=True),
     Case((1, 1, 1, 0, 0, 0, 0, 0), 7, 9),
@@ -65,13 +66,13 @@ def run(args: argparse.Namespace) -> int:
         steps.update()
     steps.set_postfix_str("timeline")
     args.output.mkdir(parents=True, exist_ok=True)
-    options = {"ranks": len(MAIN.rows), "device": device, "arena_bytes": check.arena_bytes([MAIN])}
-    trace = record(MAIN, options, events=1024)
+    options = {"ranks": len(TRACED.rows), "device": device, "arena_bytes": check.arena_bytes([TRACED])}
+    trace = record(TRACED, options, events=1024)
     written = [args.output / "ag_gemm.json"]
     write_perfetto(trace, written[0])
     if importlib.util.find_spec("matplotlib"):
         written.append(args.output / "ag_gemm.png")
-        draw_timeline(trace, written[1], title=title("ag_gemm", MAIN, device))
+        draw_timeline(trace, written[1], title=title("ag_gemm", TRACED, device))
     steps.close()
 
     passed = all(c["passed"] for c in checks) and all(ok for ok, _ in drills.values())
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     print(_checks_table(checks), end="\n\n")
     lines = [[name, seen, "passed" if ok else "FAILED"] for name, (ok, seen) in drills.items()]
     print(table(["when it goes wrong", "seen", "result"], lines), end="\n\n")
-    print(f"timeline of one call on all {len(MAIN.rows)} ranks: {', '.join(map(str, written))}")
+    print(f"timeline of one call on all {len(TRACED.rows)} ranks: {', '.join(map(str, written))}")
     if len(written) == 1:
         print("(for a picture: pip install 'kosmos-raw[plot]')")
     count = len(checks) + len(drills)
