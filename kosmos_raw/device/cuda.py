@@ -14,7 +14,9 @@ import numpy as np
 from ..build import inline, report, sm90
 from ..errors import KosmosError, NotAvailable
 from .base import Matrix, Tile
-from .cupy_common import SHARE, Code, CupyDevice, CupyKernel, GpuError, import_cupy
+from .cupy_common import SHARE, CupyDevice
+from .cupy_errors import GpuError, import_cupy
+from .cupy_kernel import Code, CupyKernel
 
 CAPABILITY = (9, 0)
 RUNTIME_COMPILER = ("-std=c++20", "-arch=sm_90a")

@@ -1,4 +1,5 @@
-"""What AMD and NVIDIA GPUs share when CuPy drives them: memory, IPC, streams, events, launches.
+"""What AMD and NVIDIA GPUs share when CuPy drives them: which GPU, its memory, streams and events. Peers are in
+cupy_peers.py, kernels and launches in cupy_kernel.py.
 
 CuPy has one interface for both. What differs is in hip.py and cuda.py: the kind of memory for signals, the code that is
 loaded, and what is known to go wrong. Nothing imports CuPy before a GPU device is opened.
@@ -11,201 +12,33 @@ two, without the host waiting; a launch between them behaves as if it were queue
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 import threading
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..build import report
 from ..build.params import MAX_RANKS
 from ..errors import KosmosError, NotAvailable
-from .base import Device, Handle, Kernel, Matrix, Memory, Tile
+from .base import Memory
+from .cupy_errors import CAPTURE_ERRORS, NOT_INITIALIZED, OUT_OF_MEMORY, Explained, GpuError, status_of
+from .cupy_kernel import Code, CupyKernel
+from .cupy_peers import DEVICE_TO_HOST, PeerMemory
 
 GRANULE = 2 << 20  # bytes. IPC maps whole pages of this size, and some runtimes get other sizes wrong
-LAZY_PEER_ACCESS = 1  # the only flag that opening a handle accepts, on both vendors
-DEVICE_TO_HOST = 2
-OUT_OF_MEMORY, NOT_INITIALIZED, PEER_ALREADY_ENABLED = 2, 3, 704  # runtime errors, numbered alike by both vendors
-CAPTURE_ERRORS = range(900, 910)
 SHARE = "KOSMOS_SHARE_GPU"
 
 _lock = threading.Lock()
 _users: dict[tuple[str, int], weakref.WeakSet[CupyDevice]] = {}  # devices of this process, by kind and ordinal
 
 
-class GpuError(KosmosError):
-    """A call of the GPU's runtime failed. `status` is the runtime's own number."""
-
-    def __init__(self, message: str, status: int):
-        self.status = status
-        super().__init__(message)
-
-
-class IpcToken(NamedTuple):
-    """What another process needs to open an allocation."""
-
-    handle: bytes | None  # 64 bytes; None: the runtime refused to make one
-    pci: str  # of the owner's GPU: ordinals differ between processes with different masks
-    ordinal: int  # in the owner's process
-    why_none: str
-
-
-@dataclass(frozen=True)
-class Code:
-    """One operator's compiled code, as `Device._code` finds it."""
-
-    path: Path | None  # a code object or cubin to load, or else:
-    text: str  # source for the run-time compiler
-    options: tuple[str, ...]  # of that compiler
-    params_bytes: int  # size of the params struct, by the code's own metadata where there is some
-
-
-@dataclass
-class _Opened:
-    memory: Memory
-    users: int
-
-
-_opened: dict[tuple[int, int, bytes], _Opened] = {}  # (ordinal here, owner's pid, handle): opened once a process
-
-
-def import_cupy(device: str, extra: str, want_hip: bool) -> ModuleType:
-    """CuPy built for the wanted vendor.
-
-    Raises:
-        NotAvailable: there is none, it is the other vendor's, or it does not load; names the extra to install.
-    """
-    install = f"pip install 'kosmos-raw[{extra}]'"
-    try:
-        cupy = importlib.import_module("cupy")
-    except ModuleNotFoundError as error:
-        if error.name != "cupy":
-            raise NotAvailable(f"device {device}: CuPy does not load ({error}); {install}") from error
-        raise NotAvailable(f"device {device}: needs CuPy, which is not installed; {install}") from error
-    except ImportError as error:
-        cause = next((line.strip() for line in reversed(str(error).splitlines()) if "Error" in line), str(error))
-        raise NotAvailable(
-            f"device {device}: CuPy is installed but does not load: {cause}; CuPy and the installed driver libraries "
-            f"must be of the same vendor and major version ({install}, and see LD_LIBRARY_PATH)"
-        ) from error
-    if bool(cupy.cuda.runtime.is_hip) != want_hip:
-        built = "ROCm" if cupy.cuda.runtime.is_hip else "CUDA"
-        other = "cuda" if want_hip else "hip"
-        raise NotAvailable(
-            f"device {device}: the installed CuPy {cupy.__version__} is built for {built}; uninstall it (pip list | "
-            f"grep cupy) and {install}, or use device={other!r}"
-        )
-    return cupy
-
-
-def status_of(error: BaseException) -> int | None:
-    """The runtime's number of an error that CuPy or this module raised, else None."""
-    status = getattr(error, "status", None)
-    return status if isinstance(status, int) else None
-
-
-class _Explained(AbstractContextManager[None]):
-    """See CupyDevice.explained. A class, for a generator would cost more than the launch that it surrounds."""
-
-    __slots__ = ("advice", "device", "doing")
-
-    def __init__(self, device: CupyDevice, doing: str, advice: str):
-        self.device, self.doing, self.advice = device, doing, advice
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if not isinstance(error, RuntimeError) or isinstance(error, KosmosError):
-            return
-        status = status_of(error)
-        if status is None:
-            return
-        if status in CAPTURE_ERRORS:
-            raise self.device._capture_error("a stream of this process", error) from error
-        where = f"device {self.device.name}:{self.device.index}"
-        raise GpuError(
-            f"{where}: {self.doing}: {error}" + (f"; {self.advice}" if self.advice else ""), status
-        ) from error
-
-
-class CupyKernel(Kernel):
-    """An operator's entry point, loaded on one device."""
-
-    def __init__(self, device: CupyDevice, op: str, code: Code):
-        self.op = op
-        self._device = device
-        constants = report.target_constants(device.target)
-        self.tile = Tile(constants["TILE_M"], constants["TILE_N"])
-        self.threads = constants["WG_THREADS"]
-        self.params_bytes = code.params_bytes
-        self._shared_bytes = constants.get("DYNAMIC_SHARED_BYTES", 0)  # a target without it uses static memory only
-        cupy = device.cupy
-        with device.current(), device.explained(f"loading {op}", f"the code is built for {device.target}"):
-            # get_function loads the module on the current device, now.
-            if code.path is not None:
-                module = cupy.RawModule(path=str(code.path))
-            else:
-                module = cupy.RawModule(code=code.text, options=code.options, backend="nvrtc")
-            raw = module.get_function(f"{op}_main")
-            if self._shared_bytes:
-                device._allow_shared(raw, self._shared_bytes)
-            self.scratch_bytes = int(raw.local_size_bytes)  # a lane's; not 0: a spill or a copied struct
-            self._most_threads = int(raw.max_threads_per_block)
-            self._function = raw.kernel  # RawKernel looks this up at every call
-        self._check()
-
-    def _check(self) -> None:
-        device = self._device
-        if self.threads > self._most_threads:
-            raise NotAvailable(
-                f"{self.op}: a WG has {self.threads} threads, the code on {device.describe()} takes "
-                f"{self._most_threads}"
-            )
-        with device.current(), device.explained(f"asking for the occupancy of {self.op}"):
-            loaded = device._loaded_params_bytes(self._function.ptr)
-            if loaded is not None:
-                self.params_bytes = loaded
-            resident = device._occupancy(self._function.ptr, self.threads, self._shared_bytes)
-        if resident < 1:
-            raise NotAvailable(
-                f"{self.op}: no WG of {self.threads} threads and {self._shared_bytes:,} bytes of dynamic shared memory "
-                f"fits on a compute unit of {device.describe()}"
-            )
-
-    def _start(self, params: np.ndarray, workgroups: int, operands: Sequence[Matrix]) -> None:
-        # As plain bytes: CuPy asks NumPy for a description of every field otherwise, which takes 40 us.
-        as_bytes = params.view(np.dtype((np.void, params.nbytes)))
-        self._function(
-            (workgroups,), (self.threads,), (as_bytes,), shared_mem=self._shared_bytes, stream=self._device.stream
-        )
-
-    def launch(self, params: np.ndarray, workgroups: int, operands: Sequence[Matrix] = ()) -> None:
-        device = self._device
-        if params.shape != (1,) or params.nbytes != self.params_bytes:
-            # Neither CuPy nor the driver compares sizes: a short struct is read past its end.
-            raise KosmosError(
-                f"{self.op}: params has {params.shape} elements of {params.itemsize} bytes, the compiled kernel wants "
-                f"one of {self.params_bytes}; kernel and package are not of the same version"
-            )
-        most = device.max_workgroups
-        if not 1 <= workgroups <= most:
-            raise NotAvailable(
-                f"{self.op}: {workgroups} workgroups, want 1 to {most}: all must be resident at once on "
-                f"{device.describe()}"
-            )
-        with device.current():
-            device.refuse_capture(device.stream, "the device's stream")
-            with device.explained(f"launching {self.op} with {workgroups} workgroups of {self.threads} threads"):
-                self._start(params, workgroups, operands)
-
-
-class CupyDevice(Device):
+class CupyDevice(PeerMemory):
     """One rank's GPU. Makes it the current device of the calling thread, which must be the thread that uses it.
 
     Args:
@@ -284,10 +117,6 @@ class CupyDevice(Device):
 
     def _make_stream(self) -> Any:
         return self.cupy.cuda.Stream(non_blocking=True)
-
-    def _ipc_advice(self) -> str:
-        """What to look at when IPC fails."""
-        return "ranks of different containers need shared IPC and PID namespaces"
 
     # -- which GPU
 
@@ -394,7 +223,7 @@ class CupyDevice(Device):
 
     def explained(self, doing: str, advice: str = "") -> AbstractContextManager[None]:
         """Errors of the runtime or driver inside the block become GpuError: what was done, what was said."""
-        return _Explained(self, doing, advice)
+        return Explained(self, doing, advice)
 
     def refuse_capture(self, stream: Any, which: str) -> None:
         """Raises KosmosError when `stream` is being captured into a graph."""
@@ -497,92 +326,6 @@ class CupyDevice(Device):
             return
         with self.current(), self.explained("freeing memory"):
             self._runtime.free(memory.address)
-
-    def _export_token(self, memory: Memory) -> IpcToken:
-        if memory.opened or memory.keep is None:
-            raise ValueError("export: want a whole allocation of this device, not freed; a peer's cannot be passed on")
-        handle, why = None, ""
-        with self.current():
-            try:
-                handle = bytes(self._runtime.ipcGetMemHandle(memory.address))
-            except RuntimeError as error:  # told to whoever needs the handle: ranks that are threads do not
-                why = str(error)
-        return IpcToken(handle, self.pci, self.index, why)
-
-    def _open_token(self, handle: Handle) -> Memory:
-        token: IpcToken = handle.token
-        if token.handle is None:
-            raise NotAvailable(
-                f"device {self.name}: process {handle.pid} could not export its memory: {token.why_none}; "
-                f"{self._ipc_advice()}"
-            )
-        with self.current():
-            try:
-                ordinal = int(self._runtime.deviceGetByPCIBusId(token.pci))
-            except RuntimeError as error:
-                raise NotAvailable(
-                    f"device {self.name}: the GPU {token.pci} of process {handle.pid} is not visible in this process "
-                    f"({error}); {self._masks_in_words()}; every rank must see the GPUs of all ranks"
-                ) from error
-            self._reach(ordinal, token.pci)
-            key = (self.index, handle.pid, token.handle)
-            with _lock:
-                known = _opened.get(key)
-                if known is None:
-                    known = _opened[key] = _Opened(self._open_new(handle, token), 0)
-                known.users += 1
-            return Memory(known.memory.address, handle.nbytes, keep=key, opened=True)
-
-    def _open_new(self, handle: Handle, token: IpcToken) -> Memory:
-        pair = f"{self.pci} (this process) and {token.pci} (process {handle.pid})"
-        try:
-            address = int(self._runtime.ipcOpenMemHandle(token.handle, LAZY_PEER_ACCESS))
-        except RuntimeError as error:
-            raise NotAvailable(
-                f"device {self.name}: cannot open memory of another process, GPUs {pair}: {error}; {self._ipc_advice()}"
-            ) from error
-        word = np.zeros(1, np.uint32)
-        with self.explained(f"reading the first word over IPC, GPUs {pair}", self._ipc_advice()):
-            # A mapping that cannot be read should fail here, not in a kernel.
-            self._runtime.memcpy(word.ctypes.data, address, word.nbytes, DEVICE_TO_HOST)
-        return Memory(address, handle.nbytes, opened=True)
-
-    def _reach_own(self, handle: Handle) -> None:
-        """Ranks as threads of one process: no IPC, only peer access to another GPU."""
-        with self.current():
-            self._reach(handle.token.ordinal, handle.token.pci)
-
-    def _reach(self, ordinal: int, pci: str) -> None:
-        """Lets kernels of this GPU use memory of GPU `ordinal`; called with this GPU current."""
-        if ordinal == self.index:
-            return
-        if not self._runtime.deviceCanAccessPeer(self.index, ordinal):
-            raise NotAvailable(
-                f"device {self.name}: GPU {self.index} ({self.pci}) cannot use memory of GPU {ordinal} ({pci}); ranks "
-                "need GPUs that are linked (NVLink, XGMI or PCIe without ACS), whole ones rather than slices"
-            )
-        try:
-            self._runtime.deviceEnablePeerAccess(ordinal)
-        except RuntimeError as error:
-            if status_of(error) != PEER_ALREADY_ENABLED:
-                raise NotAvailable(
-                    f"device {self.name}: enabling peer access from GPU {self.index} to {ordinal}: {error}"
-                ) from error
-
-    def close(self, memory: Memory) -> None:
-        """Undoes `open`; the last user of a mapping unmaps it. A second call does nothing."""
-        if not memory.opened:
-            raise ValueError(f"close: the memory at {memory.address:#x} is this rank's own; free it")
-        key, memory.keep = memory.keep, None
-        if key is None:  # of this process, or closed already
-            return
-        with self.current(), _lock:
-            known = _opened[key]
-            known.users -= 1
-            if known.users == 0:
-                del _opened[key]
-                with self.explained("closing memory of another process"):
-                    self._runtime.ipcCloseMemHandle(known.memory.address)
 
     def host_words(self, count: int) -> tuple[np.ndarray, int]:
         """Pinned and mapped; freed when the array and all its views are gone."""

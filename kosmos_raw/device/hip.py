@@ -14,7 +14,9 @@ from typing import Any
 
 from ..build import gfx950, inline, report, shipped
 from ..errors import NotAvailable
-from .cupy_common import Code, CupyDevice, GpuError, import_cupy
+from .cupy_common import CupyDevice
+from .cupy_errors import GpuError, import_cupy
+from .cupy_kernel import Code
 
 ARCH = "gfx950"
 UNCACHED = 3  # hipDeviceMallocUncached, which hip-python does not name: no L2 keeps these words from a peer

@@ -14,7 +14,7 @@ from kosmos_raw.build import sm90
 from kosmos_raw.build.params import AG_GEMM
 from kosmos_raw.cli.bench import gemm_table
 from kosmos_raw.device.cuda import CudaKernel
-from kosmos_raw.device.cupy_common import Code
+from kosmos_raw.device.cupy_kernel import Code
 from kosmos_raw.ranks.communicator import POISON
 from kosmos_raw.ranks.launch import launch
 

@@ -20,7 +20,7 @@ from kosmos_raw.checks.operators import Case
 from kosmos_raw.checks.validate import merge, run
 from kosmos_raw.device import open_device
 from kosmos_raw.device.base import Handle, Memory
-from kosmos_raw.device.cupy_common import Code
+from kosmos_raw.device.cupy_kernel import Code
 from kosmos_raw.ranks.communicator import Communicator
 
 CASE = Case((130, 0, 200), 264, 72, iters=1)
@@ -145,7 +145,7 @@ def share(export: Callable[[Any, Memory], Handle] = owner, flags: int | None = N
     device.synchronize()
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    arguments = (export(device, memory), "kosmos_raw.device.cupy_common", flags, offset, there)
+    arguments = (export(device, memory), "kosmos_raw.device.cupy_peers", flags, offset, there)
     child = context.Process(target=_open_and_read, args=arguments)
     child.start()
     print("read", here.recv() if here.poll(60) else "nothing")

@@ -22,7 +22,7 @@ def test_everything_inside(on_node):
 
 def test_the_tests_of_a_real_mi355x(on_node):
     """The tests that need a GPU, on this one. (The one that starts a process does so without our preload.)"""
-    tests = ("tests/test_device_gpu.py", "-m", "hip", "-k", "gpu and not between_processes")
+    tests = ("tests/device/test_on_gpu.py", "-m", "hip", "-k", "gpu and not between_processes")
     done = on_node(*PYTEST, "-p", f"{HERE.replace('/', '.')}.as_hip", *tests)
     assert done.status == 0, done.out
     assert re.search(r"(\d+) passed", done.out) and "skipped" not in done.out, done.out

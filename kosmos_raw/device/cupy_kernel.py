@@ -1,0 +1,98 @@
+"""An operator's compiled code, loaded by CuPy, and its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..build import report
+from ..errors import KosmosError, NotAvailable
+from .base import Kernel, Matrix, Tile
+
+if TYPE_CHECKING:
+    from .cupy_common import CupyDevice
+
+
+@dataclass(frozen=True)
+class Code:
+    """One operator's compiled code, as `Device._code` finds it."""
+
+    path: Path | None  # a code object or cubin to load, or else:
+    text: str  # source for the run-time compiler
+    options: tuple[str, ...]  # of that compiler
+    params_bytes: int  # size of the params struct, by the code's own metadata where there is some
+
+
+class CupyKernel(Kernel):
+    """An operator's entry point, loaded on one device."""
+
+    def __init__(self, device: CupyDevice, op: str, code: Code):
+        self.op = op
+        self._device = device
+        constants = report.target_constants(device.target)
+        self.tile = Tile(constants["TILE_M"], constants["TILE_N"])
+        self.threads = constants["WG_THREADS"]
+        self.params_bytes = code.params_bytes
+        self._shared_bytes = constants.get("DYNAMIC_SHARED_BYTES", 0)  # a target without it uses static memory only
+        cupy = device.cupy
+        with device.current(), device.explained(f"loading {op}", f"the code is built for {device.target}"):
+            # get_function loads the module on the current device, now.
+            if code.path is not None:
+                module = cupy.RawModule(path=str(code.path))
+            else:
+                module = cupy.RawModule(code=code.text, options=code.options, backend="nvrtc")
+            raw = module.get_function(f"{op}_main")
+            if self._shared_bytes:
+                device._allow_shared(raw, self._shared_bytes)
+            self.scratch_bytes = int(raw.local_size_bytes)  # a lane's; not 0: a spill or a copied struct
+            self._most_threads = int(raw.max_threads_per_block)
+            self._function = raw.kernel  # RawKernel looks this up at every call
+        self._check()
+
+    def _check(self) -> None:
+        device = self._device
+        if self.threads > self._most_threads:
+            raise NotAvailable(
+                f"{self.op}: a WG has {self.threads} threads, the code on {device.describe()} takes "
+                f"{self._most_threads}"
+            )
+        with device.current(), device.explained(f"asking for the occupancy of {self.op}"):
+            loaded = device._loaded_params_bytes(self._function.ptr)
+            if loaded is not None:
+                self.params_bytes = loaded
+            resident = device._occupancy(self._function.ptr, self.threads, self._shared_bytes)
+        if resident < 1:
+            raise NotAvailable(
+                f"{self.op}: no WG of {self.threads} threads and {self._shared_bytes:,} bytes of dynamic shared memory "
+                f"fits on a compute unit of {device.describe()}"
+            )
+
+    def _start(self, params: np.ndarray, workgroups: int, operands: Sequence[Matrix]) -> None:
+        # As plain bytes: CuPy asks NumPy for a description of every field otherwise, which takes 40 us.
+        as_bytes = params.view(np.dtype((np.void, params.nbytes)))
+        self._function(
+            (workgroups,), (self.threads,), (as_bytes,), shared_mem=self._shared_bytes, stream=self._device.stream
+        )
+
+    def launch(self, params: np.ndarray, workgroups: int, operands: Sequence[Matrix] = ()) -> None:
+        device = self._device
+        if params.shape != (1,) or params.nbytes != self.params_bytes:
+            # Neither CuPy nor the driver compares sizes: a short struct is read past its end.
+            raise KosmosError(
+                f"{self.op}: params has {params.shape} elements of {params.itemsize} bytes, the compiled kernel wants "
+                f"one of {self.params_bytes}; kernel and package are not of the same version"
+            )
+        most = device.max_workgroups
+        if not 1 <= workgroups <= most:
+            raise NotAvailable(
+                f"{self.op}: {workgroups} workgroups, want 1 to {most}: all must be resident at once on "
+                f"{device.describe()}"
+            )
+        with device.current():
+            device.refuse_capture(device.stream, "the device's stream")
+            with device.explained(f"launching {self.op} with {workgroups} workgroups of {self.threads} threads"):
+                self._start(params, workgroups, operands)
