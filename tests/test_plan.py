@@ -14,10 +14,12 @@ from kosmos_raw.device.base import Tile
 from kosmos_raw.memory.allocator import ALIGNMENT, Allocator
 from kosmos_raw.numerics.tolerance import compare, gemm_bound
 from kosmos_raw.plan.ag_gemm import plan_ag_gemm
+from kosmos_raw.plan.crew import KERNELS, KNOWN, REDUCING, Crew, Grid
 from kosmos_raw.plan.gemm_rs import plan_gemm_rs
 from kosmos_raw.plan.shapes import split_rows
 
 TILE = Tile(96, 96)
+GRID = Grid((TILE,), 8)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 8))
@@ -33,7 +35,7 @@ def test_rows_of_ten_over_four():
 
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=8), st.integers(0, 5000), st.integers(0, 5000))
 def test_plan_geometry(rows, n, k):
-    plan = plan_ag_gemm(rows, n, k, TILE, 8)
+    plan = plan_ag_gemm(rows, n, k, GRID)
     assert plan.first[len(rows)] == plan.m == sum(rows) and len(plan.first) == params.MAX_RANKS + 1
     assert all(b - a == r for a, b, r in zip(plan.first, plan.first[1:], rows, strict=False))
     assert plan.tile_rows_max * TILE.m >= max(rows) > (plan.tile_rows_max - 1) * TILE.m or max(rows) == 0
@@ -42,12 +44,12 @@ def test_plan_geometry(rows, n, k):
 
 
 def test_byte_counts_past_32_bits():
-    plan = plan_ag_gemm([300_000] * 8, 8192, 7168, Tile(256, 256), 256)
+    plan = plan_ag_gemm([300_000] * 8, 8192, 7168, Grid((Tile(256, 256),), 256))
     assert plan.gathered_bytes == 34_406_400_000 and plan.shard_bytes == 4_300_800_000
     with pytest.raises(ValueError, match=r"want each below 2\*\*31"):
-        plan_ag_gemm([2**30] * 2, 8, 8, TILE, 8)
+        plan_ag_gemm([2**30] * 2, 8, 8, GRID)
     with pytest.raises(ValueError, match="queue entries do not fit in 32 bits"):
-        plan_ag_gemm([2**30], 2**30, 8, TILE, 8)
+        plan_ag_gemm([2**30], 2**30, 8, GRID)
 
 
 @given(
@@ -57,18 +59,42 @@ def test_byte_counts_past_32_bits():
     st.integers(2, 256),
 )
 def test_plan_of_gemm_rs(rows, n, k, workgroups):
-    plan = plan_gemm_rs(rows, n, k, TILE, workgroups)
-    assert plan.movers < workgroups and 1 <= plan.max_movers <= workgroups and plan.slices >= 1
+    plan = plan_gemm_rs(rows, n, k, Grid((TILE,), workgroups))
+    assert plan.crew.movers < workgroups and 1 <= plan.crew.max_movers <= workgroups and plan.slices >= 1
     assert plan.bands * plan.band_tile_rows >= plan.tile_rows_max > (plan.bands - 1) * plan.band_tile_rows
     assert plan.partial_bytes == plan.m * plan.padded_n * 2 and plan.partial_bytes % 16 == 0
-    other = plan_gemm_rs(rows, n, k + 999, TILE, workgroups)  # ranks may differ in K, and so in their crews
+    other = plan_gemm_rs(rows, n, k + 999, Grid((TILE,), workgroups))  # ranks may differ in K, and so in their crews
     assert other.partial_bytes == plan.partial_bytes
 
 
 def test_what_gemm_rs_refuses():
     for wrong in ({"movers": 0}, {"movers": 8}, {"max_movers": 0}, {"movers": 4, "max_movers": 3}, {"max_movers": 9}):
         with pytest.raises(ValueError, match=r"gemm_rs: .*movers is"):
-            plan_gemm_rs([100, 100], 64, 64, TILE, 8, **wrong)
+            plan_gemm_rs([100, 100], 64, 64, GRID, **wrong)
+
+
+def test_a_cap_takes_builders_from_a_gather_and_both_roles_from_a_reduction():
+    """Paper section 3.1.2. Whoever caps leaves the other compute units to a second stream."""
+    tile, shape = Tile(256, 256), (65536, 4096, 2048)
+    crews = {
+        op: [Crew.choose(op, shape, 8, Grid((tile,), cap, 256), "one_way") for cap in (256, 128, 64)] for op in KERNELS
+    }
+    for op, (whole, half, quarter) in crews.items():
+        if op in REDUCING:
+            assert half.movers == whole.movers // 2 and abs(quarter.movers - whole.movers / 4) <= 0.5, op
+            assert abs(half.max_movers - whole.max_movers / 2) <= 1
+        else:  # movers stay, while every one of them has a builder beside it
+            assert (half.movers, quarter.movers) == (whole.movers, min(whole.movers, 32)), op
+    assert crews["ag_gemm"][0].movers == 42 and crews["gemm_rs"][0].movers == 56
+    plan = plan_ag_gemm([8192] * 8, 4096, 2048, Grid((tile,), 64, 256))
+    assert plan.workgroups == 64 and plan.crew.movers == 32  # the grid is the cap: all of it is resident
+
+
+def test_one_rank_has_no_movers():
+    for op in KERNELS:
+        for policy in KNOWN[op]:
+            crew = Crew.choose(op, (100, 100, 100), 1, GRID, policy, movers=3)
+            assert crew == Crew("one_way", 0, 8)
 
 
 def test_an_exchanged_buffer_is_kept_when_no_other_fits():

@@ -40,7 +40,7 @@ struct BulkRsSchedule {
 
   DEVICE explicit BulkRsSchedule(const BulkRsParams& p) : p(p) {}
 
-  // Counter words of one set. kosmos_raw/plan/bulk_rs.py counts the same words.
+  // Counter words of one set. kosmos_raw/plan/bulk.py counts the same words.
   DEVICE u32* tile_head() const { return p.counters.current(p.g); }
   DEVICE u32* reduce_head() const { return tile_head() + 1; }
   DEVICE u32* joined() const { return tile_head() + 2; }        // builders that asked to become movers

@@ -26,7 +26,9 @@ from ..build.params import AG_GEMM
 from ..device.base import Matrix, Tile
 from ..numerics.tolerance import compare, gemm_bound
 from ..ops.ag_gemm import OP
-from ..plan.ag_gemm import AgGemmPlan, plan_ag_gemm, round_up
+from ..plan.ag_gemm import AgGemmPlan, plan_ag_gemm
+from ..plan.crew import Grid
+from ..plan.shapes import round_up
 from ..plan.tiles import best_tile
 from ..ranks.communicator import POISON, Communicator
 
@@ -107,7 +109,7 @@ class Problem:
 
     def _prepare(self, tile: Tile) -> tuple[np.ndarray, AgGemmPlan, list[Matrix]]:
         s = self.shape
-        plan = plan_ag_gemm((s.m,), s.n, s.k, tile, self.comm.workgroups)
+        plan = plan_ag_gemm((s.m,), s.n, s.k, Grid((tile,), self.comm.workgroups))
         params = np.zeros(1, AG_GEMM)
         params["shard_of"][0, 0] = self.a.data.ptr
         params["b"], params["c"] = self.b.data.ptr, self.c.data.ptr

@@ -7,17 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from ..build.params import AG_GEMM, POLICIES
+from ..build.params import AG_GEMM
 from ..device.base import Matrix
-from ..plan.ag_gemm import AgGemmPlan, movers_for, plan_ag_gemm
+from ..plan.ag_gemm import AgGemmPlan, plan_ag_gemm
 from ..plan.shapes import order_number
 from ..ranks.communicator import Communicator
 from .arguments import (
-    as_matrix,
-    fill_chunks,
+    factors,
+    fill_addresses,
+    fill_geometry,
+    grid_of,
     hand_over,
     local_operand,
-    pick_tile,
     result,
     result_address,
     shard_rows,
@@ -60,41 +61,38 @@ def ag_gemm(
         WaitError: a rank did not come, or came with another call (see Communicator.launch).
     """
     order_idx = order_number(OP, order)
-    a = as_matrix(comm, OP, "a", a)
-    b = as_matrix(comm, OP, "b", b)
-    if a.shape[1] != b.shape[1]:
-        raise ValueError(
-            f"{OP}: a is {tuple(a.shape)} and b is {tuple(b.shape)}; want the same K in their second dimension "
-            "(b is [N, K], as a linear layer keeps its weight)"
-        )
+    a, b = factors(comm, OP, a, b, 1, 1)
     every = shard_rows(comm, OP, a.shape[0], rows)
-    n, k = b.shape[0], a.shape[1]
-    movers = movers_for(n, comm.ranks, comm.workgroups) if movers is None else movers
-    tile = pick_tile(comm, OP, every, n, k, movers)
-    plan = plan_ag_gemm(every, n, k, tile, comm.workgroups, policy=policy, movers=movers)
+    plan = plan_ag_gemm(every, b.shape[0], a.shape[1], grid_of(comm, OP), policy=policy, movers=movers)
     out = result(comm, OP, out, (plan.m, plan.n), a.dtype, {"a": a, "b": b})
     _launch(comm, plan, a, b, out, order_idx)
     return out
 
 
 def _launch(comm: Communicator, plan: AgGemmPlan, a: Any, b: Any, out: Any, order: int) -> None:
-    params = np.zeros(1, AG_GEMM)
-    offset = symmetric_operand(comm, OP, a, plan.padded_k, plan.shard_bytes)
-    params["shard_of"][0, : comm.ranks] = [comm.arena.address(q, offset) for q in range(comm.ranks)]
-    params["gathered"] = comm.local(f"{OP}.gathered", plan.gathered_bytes)
-    params["b"] = local_operand(comm, f"{OP}.b", b, plan.padded_k)
-    params["c"] = c = result_address(comm, f"{OP}.c", out, plan.padded_n)
-    fill_chunks(params["m"], plan)
-    params["m"]["side_by_side"] = plan.side_by_side
-    params["N"], params["K"], params["ldc"], params["tile_n"] = plan.n, plan.padded_k, plan.padded_n, plan.tile.n
-    params["movers"], params["policy"] = plan.movers, POLICIES.index(plan.policy)
-    params["order"] = order
-    width, tile = plan.padded_k, plan.tile
-    operands = [
-        Matrix(comm.arena.address(comm.rank, offset), plan.rows[comm.rank], width, width, tile.m),
-        Matrix(int(params["b"][0]), plan.n, width, width, tile.n),
-    ]
+    width, address = plan.padded_k, local_operand(comm, f"{OP}.b", b, plan.padded_k)
+    rows = comm.local(f"{OP}.gathered", plan.gathered_bytes)
+    params, call, shards = gather_params(comm, plan, a, address, rows, out, order)
+    operands = [*shards, Matrix(address, plan.n, width, width, plan.tile.n)]
+    comm.launch(OP, params, call, plan.counter_words, operands)
+    hand_over(comm, int(params["c"][0]), out, plan.padded_n)
+
+
+def gather_params(
+    comm: Communicator, plan: AgGemmPlan, a: Any, b: int, rows: int, out: Any, order: int
+) -> tuple[np.ndarray, tuple[Any, ...], list[Matrix]]:
+    """The params struct of ag_gemm and ag_gemm_dgrad, what all ranks must call alike, and A as tiles read it.
+
+    Args: b: where the weight is. rows: where the peers' rows will be. out: the product.
+    """
+    params, width = np.zeros(1, AG_GEMM), plan.padded_k
+    offset = symmetric_operand(comm, plan.op, a, width, plan.shard_bytes)
+    fill_addresses(comm, params["shard_of"], offset)
+    fill_geometry(params, plan)
+    params["gathered"], params["b"] = rows, b
+    params["c"] = result_address(comm, f"{plan.op}.c", out, plan.padded_n)
+    params["N"], params["K"], params["ldc"], params["order"] = plan.n, width, plan.padded_n, order
+    shards = [Matrix(comm.arena.address(comm.rank, offset), plan.rows[comm.rank], width, width, plan.tile.m)]
     if comm.ranks > 1:
-        operands.append(Matrix(int(params["gathered"][0]), plan.m, width, width, tile.m))
-    comm.launch(OP, params, (plan.rows, plan.k, offset), plan.counter_words, operands)
-    hand_over(comm, c, out, plan.padded_n)
+        shards.append(Matrix(rows, plan.m, width, width, plan.tile.m))
+    return params, (plan.rows, plan.k, offset), shards

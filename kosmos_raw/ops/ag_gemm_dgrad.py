@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from ..build.params import AG_GEMM_DGRAD, POLICIES
 from ..device.base import Matrix
 from ..plan.ag_gemm import AgGemmDgradPlan, plan_ag_gemm_dgrad
 from ..plan.shapes import order_number
 from ..ranks.communicator import Communicator
+from .ag_gemm import gather_params
 from .arguments import (
-    as_matrix,
-    fill_chunks,
+    factors,
+    grid_of,
     hand_over,
     keep_own_rows,
     local_operand,
-    pick_tile,
     result,
     result_address,
-    same_contraction,
     shard_rows,
-    symmetric_operand,
 )
 
 OP = "ag_gemm_dgrad"
@@ -59,13 +54,11 @@ def ag_gemm_dgrad(
     Raises: as ag_gemm.
     """
     order_idx = order_number(OP, order)
-    a, b = as_matrix(comm, OP, "a", a), as_matrix(comm, OP, "b", b)
-    same_contraction(OP, a, 1, b, 0)
+    a, b = factors(comm, OP, a, b, 1, 0)
     every = shard_rows(comm, OP, a.shape[0], rows)
-    n, k = b.shape[1], a.shape[1]
     comm.kernel(f"{OP}_split")  # loaded by all ranks, though not all may need it
-    tile = pick_tile(comm, OP, every, n, k, movers or 0)
-    plan = plan_ag_gemm_dgrad(every, n, k, tile, comm.workgroups, policy=policy, movers=movers, split=split)
+    n, k, grid = b.shape[1], a.shape[1], grid_of(comm, OP)
+    plan = plan_ag_gemm_dgrad(every, n, k, grid, policy=policy, movers=movers, split=split)
     out = result(comm, OP, out, (plan.m, plan.n), a.dtype, {"a": a, "b": b})
     if gathered is not None:
         gathered = result(comm, OP, gathered, (plan.m, plan.k), a.dtype, {"a": a, "b": b, "out": out}, "gathered")
@@ -76,30 +69,15 @@ def ag_gemm_dgrad(
 def _launch(
     comm: Communicator, plan: AgGemmDgradPlan, a: Any, b: Any, out: Any, gathered: Any | None, order: int
 ) -> None:
-    params = np.zeros(1, AG_GEMM_DGRAD)
-    width = plan.padded_k
-    offset = symmetric_operand(comm, OP, a, width, plan.shard_bytes)
-    params["shard_of"][0, : comm.ranks] = [comm.arena.address(q, offset) for q in range(comm.ranks)]
+    width, address = plan.padded_k, local_operand(comm, f"{OP}.b", b, plan.padded_n, rows=plan.padded_k)
     kept = comm.local(f"{OP}.gathered", plan.gathered_bytes) if gathered is None else None
-    params["gathered"] = rows = kept or result_address(comm, f"{OP}.gathered", gathered, width)
-    params["b"] = local_operand(comm, f"{OP}.b", b, plan.padded_n, rows=width)
-    params["c"] = c = result_address(comm, f"{OP}.c", out, plan.padded_n)
-    fill_chunks(params["m"], plan)
-    params["m"]["side_by_side"] = plan.side_by_side
-    params["N"], params["K"], params["ldc"], params["tile_n"] = plan.n, width, plan.padded_n, plan.tile.n
-    params["movers"], params["policy"] = plan.movers, POLICIES.index(plan.policy)
-    params["order"] = order
+    gathered_at = kept or result_address(comm, f"{OP}.gathered", gathered, width)
+    params, call, shards = gather_params(comm, plan, a, address, gathered_at, out, order)
     params["split"]["parts"], params["split"]["step"] = plan.cut.parts, plan.cut.step
     params["split"]["sums"] = comm.local(f"{OP}.sums", plan.sums_bytes)
-    operands = [
-        Matrix(comm.arena.address(comm.rank, offset), plan.rows[comm.rank], width, width, plan.tile.m),
-        Matrix(int(params["b"][0]), width, plan.padded_n, plan.padded_n),
-    ]
-    if comm.ranks > 1:
-        operands.append(Matrix(rows, plan.m, width, width, plan.tile.m))
-    call = (plan.rows, plan.k, offset)
+    operands = [*shards, Matrix(address, width, plan.padded_n, plan.padded_n)]
     comm.launch(OP, params, call, plan.counter_words, operands, kernel=plan.kernel)
-    hand_over(comm, c, out, plan.padded_n)
+    hand_over(comm, int(params["c"][0]), out, plan.padded_n)
     if gathered is not None:
-        hand_over(comm, rows, gathered, width)
+        hand_over(comm, gathered_at, gathered, width)
         keep_own_rows(comm, plan, a, gathered)

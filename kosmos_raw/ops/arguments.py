@@ -8,9 +8,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..device.base import Device, Tile
+from ..build.params import POLICIES
+from ..device.base import Device
+from ..plan.crew import Grid
 from ..plan.shapes import VECTOR, Plan
-from ..plan.tiles import best_tile
 from ..ranks.communicator import Communicator
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -27,6 +28,18 @@ def as_matrix(comm: Communicator, op: str, name: str, value: Any, *, float32: bo
             f"convert it with {name}.astype(ml_dtypes.bfloat16)"
         )
     return array
+
+
+def factors(comm: Communicator, op: str, a: Any, b: Any, a_axis: int, b_axis: int) -> tuple[Any, Any]:
+    """Both sides of a product as arrays of the device, contracted over the given dimensions."""
+    a, b = as_matrix(comm, op, "a", a), as_matrix(comm, op, "b", b)
+    if a.shape[a_axis] != b.shape[b_axis]:
+        order = ("first", "second")
+        raise ValueError(
+            f"{op}: a is {tuple(a.shape)} and b is {tuple(b.shape)}; want the same K in a's {order[a_axis]} and b's "
+            f"{order[b_axis]} dimension (a weight is [features out, features in], as a linear layer keeps it)"
+        )
+    return a, b
 
 
 def _import(device: Device, op: str, name: str, value: Any) -> Any:
@@ -99,10 +112,10 @@ def padded_copy(comm: Communicator, array: Any, address: int, columns: int, owne
     to[:, array.shape[1] :] = 0
 
 
-def pick_tile(comm: Communicator, op: str, rows: Sequence[int], n: int, k: int, movers: int) -> Tile:
-    """The output tile that suits a shape, of those that the operator's kernel offers."""
+def grid_of(comm: Communicator, op: str) -> Grid:
+    """What a launch of `op` may use here."""
     kernel = comm.kernel(op)
-    return best_tile((kernel.tile, *kernel.other_tiles), rows, n, k, comm.workgroups - movers)
+    return Grid((kernel.tile, *kernel.other_tiles), comm.workgroups, comm.device.default_workgroups)
 
 
 # -- where a kernel finds an operand, and leaves its result
@@ -173,23 +186,25 @@ def result(
     return out
 
 
-def same_contraction(op: str, a: Any, a_axis: int, b: Any, b_axis: int) -> None:
-    """Raises ValueError where the contracted dimensions differ."""
-    if a.shape[a_axis] != b.shape[b_axis]:
-        order = ("first", "second")
-        raise ValueError(
-            f"{op}: a is {tuple(a.shape)} and b is {tuple(b.shape)}; want the same K in a's {order[a_axis]} and b's "
-            f"{order[b_axis]} dimension"
-        )
-
-
 def keep_own_rows(comm: Communicator, plan: Plan, own: Any, gathered: Any) -> None:
     """Kernels gather peers' rows alone."""
     first = plan.first[comm.rank]
     gathered.view(np.uint16)[first : first + plan.rows[comm.rank]] = own.view(np.uint16)
 
 
-def fill_chunks(chunks: np.ndarray, plan: Plan) -> None:
-    """The struct Chunks of a params struct."""
+def fill_geometry(params: np.ndarray, plan: Plan) -> None:
+    """What params structs of all operators have: rows, tile and crew."""
+    chunks = params["m"]
     chunks["first"][0] = plan.first
-    chunks["tile_m"], chunks["tile_rows_max"] = plan.tile.m, plan.tile_rows_max
+    chunks["tile_m"], chunks["tile_rows_max"], chunks["side_by_side"] = (
+        plan.tile.m,
+        plan.tile_rows_max,
+        plan.side_by_side,
+    )
+    params["tile_n"] = plan.tile.n
+    params["movers"], params["policy"] = plan.crew.movers, POLICIES.index(plan.crew.policy)
+
+
+def fill_addresses(comm: Communicator, addresses: np.ndarray, offset: int) -> None:
+    """Where each rank's matrix lies, all at one offset of the arena."""
+    addresses[0, : comm.ranks] = [comm.arena.address(q, offset) for q in range(comm.ranks)]

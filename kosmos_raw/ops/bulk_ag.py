@@ -7,20 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from ..build.params import BULK_AG, POLICIES
+from ..build.params import BULK_AG
 from ..device.base import Matrix
 from ..plan.bulk import BulkAgPlan, plan_bulk_ag
 from ..ranks.communicator import Communicator
 from .arguments import (
     as_matrix,
-    fill_chunks,
+    factors,
+    fill_addresses,
+    fill_geometry,
+    grid_of,
     hand_over,
     keep_own_rows,
     local_operand,
-    pick_tile,
     result,
     result_address,
-    same_contraction,
     shard_rows,
     symmetric_operand,
 )
@@ -55,12 +56,11 @@ def bulk_ag(
     Returns: (C, X of all ranks).
     Raises: as ag_gemm.
     """
-    x, a, b = (as_matrix(comm, OP, name, value) for name, value in (("x", x), ("a", a), ("b", b)))
-    same_contraction(OP, a, 1, b, 0)
+    x = as_matrix(comm, OP, "x", x)
+    a, b = factors(comm, OP, a, b, 1, 0)
     every = shard_rows(comm, OP, x.shape[0], rows, "x")
     (m, k), n = a.shape, b.shape[1]
-    tile = pick_tile(comm, OP, (m,), n, k, movers or 0)
-    plan = plan_bulk_ag(every, x.shape[1], (m, n, k), tile, comm.workgroups, policy=policy, movers=movers)
+    plan = plan_bulk_ag(every, x.shape[1], (m, n, k), grid_of(comm, OP), policy=policy, movers=movers)
     inputs = {"x": x, "a": a, "b": b}
     out = result(comm, OP, out, (m, n), a.dtype, inputs)
     gathered = result(comm, OP, gathered, (plan.m, plan.width), x.dtype, inputs, "gathered")
@@ -71,16 +71,14 @@ def bulk_ag(
 def _launch(comm: Communicator, plan: BulkAgPlan, x: Any, a: Any, b: Any, out: Any, gathered: Any) -> None:
     params = np.zeros(1, BULK_AG)
     offset = symmetric_operand(comm, OP, x, plan.padded_width, plan.shard_bytes)
-    params["shard_of"][0, : comm.ranks] = [comm.arena.address(q, offset) for q in range(comm.ranks)]
+    fill_addresses(comm, params["shard_of"], offset)
+    fill_geometry(params, plan)
     params["gathered"] = rows = result_address(comm, f"{OP}.gathered", gathered, plan.padded_width)
     params["a"] = local_operand(comm, f"{OP}.a", a, plan.padded_k)
     params["b"] = local_operand(comm, f"{OP}.b", b, plan.padded_n, rows=plan.padded_k)
     params["c"] = c = result_address(comm, f"{OP}.c", out, plan.padded_n)
-    fill_chunks(params["m"], plan)
-    params["m"]["side_by_side"] = plan.side_by_side
     params["width"], params["M"], params["N"], params["K"] = plan.padded_width, plan.gemm_m, plan.n, plan.padded_k
-    params["ldc"], params["tile_n"] = plan.padded_n, plan.tile.n
-    params["movers"], params["policy"] = plan.movers, POLICIES.index(plan.policy)
+    params["ldc"] = plan.padded_n
     operands = [
         Matrix(int(params["a"][0]), plan.gemm_m, plan.padded_k, plan.padded_k, plan.tile.m),
         Matrix(int(params["b"][0]), plan.padded_k, plan.padded_n, plan.padded_n),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..build.params import BULK_RS, INTO, POLICIES
+from ..build.params import BULK_RS, INTO
 from ..device.base import Matrix
 from ..plan.bulk import BulkRsPlan, plan_bulk_rs
 from ..plan.shapes import split_rows
@@ -15,14 +15,15 @@ from ..ranks.communicator import Communicator
 from .arguments import (
     as_matrix,
     dealt_rows,
-    fill_chunks,
+    factors,
+    fill_addresses,
+    fill_geometry,
+    grid_of,
     hand_over,
     is_plain,
     local_operand,
-    pick_tile,
     result,
     result_address,
-    same_contraction,
     symmetric_operand,
 )
 
@@ -62,7 +63,8 @@ def bulk_rs(
     Returns: (this rank's rows of the sum of X, C).
     Raises: as ag_gemm.
     """
-    x, a, b = (as_matrix(comm, OP, name, value) for name, value in (("x", x), ("a", a), ("b", b)))
+    x = as_matrix(comm, OP, "x", x)
+    a, b = factors(comm, OP, a, b, 0, 0)
     every = tuple(split_rows(x.shape[0], comm.ranks)) if rows is None else dealt_rows(comm, OP, "x", x.shape[0], rows)
     out = result(comm, OP, out, (every[comm.rank], x.shape[1]), x.dtype, {"x": x, "a": a, "b": b})
     c = _product(comm, every, x, a, b, out, c, accumulate, policy, movers, max_movers, split)
@@ -75,7 +77,7 @@ def gemm_wgrad(
     """C = A.T @ B of this rank, with nothing beside it: the weight gradient of a row-parallel layer, whose dY is there
     already. All ranks call it together, though nothing is exchanged. Arguments as of bulk_rs.
     """
-    a, b = as_matrix(comm, OP, "a", a), as_matrix(comm, OP, "b", b)
+    a, b = factors(comm, OP, a, b, 0, 0)
     nothing = comm.device.xp.empty((0, 0), a.dtype)
     return _product(comm, (0,) * comm.ranks, nothing, a, b, nothing, c, accumulate, "one_way", None, None, split)
 
@@ -94,18 +96,15 @@ def _product(
     max_movers: int | None,
     split: int | None,
 ) -> Any:
-    same_contraction(OP, a, 0, b, 0)
     (k, m), n = a.shape, b.shape[1]
     if accumulate and c is None:
         raise ValueError(f"{OP}: accumulate=True adds to c; give the array c")
     c = result(comm, OP, c, (m, n), a.dtype, {"x": x, "a": a, "b": b, "out": out}, "c", float32=True)
-    tile = pick_tile(comm, OP, (m,), n, k, movers or 0)
     plan = plan_bulk_rs(
         every,
         x.shape[1],
         (m, n, k),
-        tile,
-        comm.workgroups,
+        grid_of(comm, OP),
         policy=policy,
         movers=movers,
         max_movers=max_movers,
@@ -118,20 +117,19 @@ def _product(
 def _launch(comm: Communicator, plan: BulkRsPlan, x: Any, a: Any, b: Any, out: Any, c: Any, accumulate: bool) -> None:
     params = np.zeros(1, BULK_RS)
     offset = symmetric_operand(comm, OP, x, plan.padded_width, plan.x_bytes)
-    params["x_of"][0, : comm.ranks] = [comm.arena.address(q, offset) for q in range(comm.ranks)]
+    fill_addresses(comm, params["x_of"], offset)
+    fill_geometry(params, plan)
     params["out"] = rows = result_address(comm, f"{OP}.out", out, plan.padded_width)
     params["a"] = local_operand(comm, f"{OP}.a", a, plan.padded_m)
     params["b"] = local_operand(comm, f"{OP}.b", b, plan.padded_n)
     params["c"], copy = _result(comm, plan, c, accumulate)
     params["split"]["parts"], params["split"]["step"] = plan.cut.parts, plan.cut.step
     params["split"]["sums"] = comm.local(f"{OP}.sums", plan.sums_bytes)
-    fill_chunks(params["m"], plan)
-    params["m"]["side_by_side"] = plan.side_by_side
     params["width"], params["M"], params["N"], params["K"] = plan.padded_width, plan.gemm_m, plan.n, plan.k
-    params["lda"], params["ldc"], params["tile_n"] = plan.padded_m, plan.padded_n, plan.tile.n
-    params["movers"], params["max_movers"], params["slices"] = plan.movers, plan.max_movers, plan.slices
+    params["lda"], params["ldc"] = plan.padded_m, plan.padded_n
+    params["max_movers"], params["slices"] = plan.crew.max_movers, plan.slices
     into = f"{'add' if accumulate else 'set'}_{'f32' if c.dtype == np.float32 else 'bf16'}"
-    params["into"], params["policy"] = INTO.index(into), POLICIES.index(plan.policy)
+    params["into"] = INTO.index(into)
     operands = [
         Matrix(int(params["a"][0]), plan.k, plan.padded_m, plan.padded_m),
         Matrix(int(params["b"][0]), plan.k, plan.padded_n, plan.padded_n),

@@ -7,21 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ..build.params import GEMM_RS, POLICIES
+from ..build.params import GEMM_RS
 from ..device.base import Matrix
-from ..plan.gemm_rs import GemmRsPlan, movers_for, plan_gemm_rs
+from ..plan.gemm_rs import GemmRsPlan, plan_gemm_rs
 from ..plan.shapes import order_number, split_rows
 from ..ranks.communicator import Communicator
-from .arguments import (
-    as_matrix,
-    dealt_rows,
-    fill_chunks,
-    hand_over,
-    local_operand,
-    pick_tile,
-    result,
-    result_address,
-)
+from .arguments import dealt_rows, factors, fill_geometry, grid_of, hand_over, local_operand, result, result_address
 
 OP = "gemm_rs"
 
@@ -61,18 +52,10 @@ def gemm_rs(
         WaitError: a rank did not come, or came with another call (see Communicator.launch).
     """
     order_idx = order_number(OP, order, ("as_consumed", "rank_order"))
-    a = as_matrix(comm, OP, "a", a)
-    b = as_matrix(comm, OP, "b", b)
-    if a.shape[1] != b.shape[1]:
-        raise ValueError(
-            f"{OP}: a is {tuple(a.shape)} and b is {tuple(b.shape)}; want the same K in their second dimension "
-            "(b is [N, K], as a linear layer keeps its weight)"
-        )
+    a, b = factors(comm, OP, a, b, 1, 1)
     every = tuple(split_rows(a.shape[0], comm.ranks)) if rows is None else dealt_rows(comm, OP, "a", a.shape[0], rows)
-    m, n, k = a.shape[0], b.shape[0], a.shape[1]
-    movers = movers_for(m, n, k, comm.ranks, comm.workgroups) if movers is None else movers
-    tile = pick_tile(comm, OP, every, n, k, movers)
-    plan = plan_gemm_rs(every, n, k, tile, comm.workgroups, policy=policy, movers=movers, max_movers=max_movers)
+    n, k, grid = b.shape[0], a.shape[1], grid_of(comm, OP)
+    plan = plan_gemm_rs(every, n, k, grid, policy=policy, movers=movers, max_movers=max_movers)
     out = result(comm, OP, out, (every[comm.rank], plan.n), a.dtype, {"a": a, "b": b})
     _launch(comm, plan, a, b, out, order_idx)
     return out
@@ -84,12 +67,13 @@ def _launch(comm: Communicator, plan: GemmRsPlan, a: Any, b: Any, out: Any, orde
     params["b"] = local_operand(comm, f"{OP}.b", b, plan.padded_k, rows=plan.padded_n)
     params["c"] = c = result_address(comm, f"{OP}.c", out, plan.padded_n)
     turn = comm.fill_staging(params["staging"], plan.partial_bytes, OP)
-    fill_chunks(params["m"], plan)
-    params["N"], params["K"], params["tile_n"] = plan.padded_n, plan.padded_k, plan.tile.n
-    params["movers"], params["max_movers"] = plan.movers, plan.max_movers
-    params["band_tile_rows"], params["slices"] = plan.band_tile_rows, plan.slices
-    params["policy"] = POLICIES.index(plan.policy)
-    params["order"] = order
+    fill_geometry(params, plan)
+    params["N"], params["K"], params["order"] = plan.padded_n, plan.padded_k, order
+    params["max_movers"], params["band_tile_rows"], params["slices"] = (
+        plan.crew.max_movers,
+        plan.band_tile_rows,
+        plan.slices,
+    )
     width, tile = plan.padded_k, plan.tile
     operands = [
         Matrix(int(params["a"][0]), plan.m, width, width, tile.m),

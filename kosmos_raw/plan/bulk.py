@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..build.params import MAX_RANKS
-from ..device.base import Tile
+from .crew import KERNELS, Crew, Grid
 from .gemm_rs import LEAST_SLICE
-from .heuristics import crew, movers_per_peer, parts_that_fit
+from .heuristics import parts_that_fit
 from .shapes import VECTOR, Cut, Plan, round_up
 
 
@@ -28,11 +27,6 @@ class BulkPlan(Plan):
         return self.gemm_tiles + 1
 
     @property
-    def side_by_side(self) -> int:
-        """As AgGemmPlan.side_by_side."""
-        return max(1, round((self.workgroups * self.tile.n / self.tile.m) ** 0.5))
-
-    @property
     def padded_width(self) -> int:
         return round_up(self.width, VECTOR)
 
@@ -42,7 +36,7 @@ class BulkAgPlan(BulkPlan):
     @property
     def counter_words(self) -> int:
         """Words of one counter set (hip_kernels/schedule/gather.h lists them)."""
-        return 1 + MAX_RANKS + self.ranks * self.tile_rows_max
+        return self.gather_words
 
     @property
     def shard_bytes(self) -> int:
@@ -52,7 +46,6 @@ class BulkAgPlan(BulkPlan):
 
 @dataclass(frozen=True)
 class BulkRsPlan(BulkPlan):
-    max_movers: int
     slices: int
     cut: Cut
 
@@ -76,53 +69,49 @@ class BulkRsPlan(BulkPlan):
 
     @property
     def sums_bytes(self) -> int:
-        """Local memory for the sums of all parts."""
-        return self.cut.parts * self.gemm_m * self.padded_n * 4 if self.cut.parts > 1 else 0
+        return self.cut.sums_bytes(self.gemm_m, self.padded_n)
 
 
 def plan_bulk_ag(
     rows: Sequence[int],
     width: int,
     shape: tuple[int, int, int],
-    tile: Tile,
-    workgroups: int,
+    grid: Grid,
     *,
     policy: str = "one_way",
     movers: int | None = None,
 ) -> BulkAgPlan:
-    """The plan for gathering rows[q] x `width` of each rank beside a product of `shape` (M, N, K)."""
-    every, (m, n, k) = tuple(int(r) for r in rows), shape
-    if movers is None:
-        movers = crew(movers_per_peer("bulk_ag_col_dgrad", m, n, k), len(every), workgroups)
-    movers = movers if len(every) > 1 else 0
-    return BulkAgPlan("bulk_ag", every, n, k, tile, workgroups, movers, policy, width, m)
+    """The plan for gathering rows[q] x `width` of each rank beside a product of `shape` (M, N, K).
+
+    Raises:
+        ValueError: no such launch can run; says why.
+    """
+    op, every, (m, n, k) = "bulk_ag", tuple(int(r) for r in rows), shape
+    crew = Crew.choose(op, shape, len(every), grid, policy, movers)
+    tile = grid.tile((m,), n, k, crew.movers)
+    return BulkAgPlan(op, every, n, k, tile, grid.workgroups, crew, width, m)
 
 
 def plan_bulk_rs(
     rows: Sequence[int],
     width: int,
     shape: tuple[int, int, int],
-    tile: Tile,
-    workgroups: int,
+    grid: Grid,
     *,
     policy: str = "one_way",
     movers: int | None = None,
     max_movers: int | None = None,
     split: int | None = None,
 ) -> BulkRsPlan:
-    """The plan for reducing sum(rows) x `width`, rows[q] for rank q, beside a product of `shape` (M, N, K)."""
-    every, (m, n, k) = tuple(int(r) for r in rows), shape
-    ranks = len(every)
-    if movers is None:
-        movers = crew(movers_per_peer("bulk_rs_col_wgrad", m, n, k), ranks, workgroups)
-    if ranks == 1:
-        movers, policy = 0, "one_way" if policy == "fixed" else policy
-    if max_movers is None:
-        max_movers = workgroups if ranks == 1 else max(1, min(workgroups, movers + -(-movers // 2)))
-    if not max(1, movers) <= max_movers <= workgroups:
-        raise ValueError(f"bulk_rs: max_movers is {max_movers}, want {max(1, movers)} to {workgroups}")
+    """The plan for reducing sum(rows) x `width`, rows[q] for rank q, beside a product of `shape` (M, N, K).
+
+    Raises:
+        ValueError: no such launch can run; says why.
+    """
+    op, every, (m, n, k) = "bulk_rs", tuple(int(r) for r in rows), shape
+    crew = Crew.choose(op, shape, len(every), grid, policy, movers, max_movers)
+    tile = grid.tile((m,), n, k, crew.movers)
     if split is None:
-        split = parts_that_fit("bulk_rs_col_wgrad", m, n, tile, workgroups)
-    slices = max(1, min(4 * max_movers, max(every) * width * 2 // LEAST_SLICE))
-    cut = Cut.of(k, split)
-    return BulkRsPlan("bulk_rs", every, n, k, tile, workgroups, movers, policy, width, m, max_movers, slices, cut)
+        split = parts_that_fit(KERNELS[op], m, n, tile, grid.workgroups)
+    slices = max(1, min(4 * crew.max_movers, max(every) * width * 2 // LEAST_SLICE))
+    return BulkRsPlan(op, every, n, k, tile, grid.workgroups, crew, width, m, slices, Cut.of(k, split))

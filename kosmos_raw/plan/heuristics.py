@@ -90,7 +90,7 @@ def xcd_bucketing(m: int, n: int, rows: int) -> bool:
 def crew(per_peer: int, ranks: int, workgroups: int) -> int:
     """Movers of a launch: `per_peer` for each peer at 256 WGs, in proportion at others; a builder beside each.
 
-    At least one where there are peers. A cap on WGs so shrinks movers and builders alike.
+    At least one where there are peers.
     """
     if ranks == 1:
         return 0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from ..build.params import MAX_RANKS, ORDERS, POLICIES
+from ..build.params import MAX_RANKS, ORDERS
 from ..device.base import Tile
+from .crew import Crew
 
 VECTOR = 8  # bf16 in the 16 bytes that a lane moves at a time; rows of matrices are padded to it
 
@@ -45,6 +45,10 @@ class Cut:
         step = round_up(max(1, -(-k // parts)), K_STEP)
         return cls(max(1, -(-k // step)), step)
 
+    def sums_bytes(self, rows: int, columns: int) -> int:
+        """Local memory for the sums of all parts."""
+        return self.parts * rows * columns * 4 if self.parts > 1 else 0
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -56,19 +60,9 @@ class Plan:
     k: int
     tile: Tile
     workgroups: int
-    movers: int
-    policy: str
-
-    policies: ClassVar[tuple[str, ...]] = POLICIES
+    crew: Crew
 
     def __post_init__(self) -> None:
-        if self.policy not in self.policies:
-            raise ValueError(f"{self.op}: policy is {self.policy!r}, want one of {', '.join(self.policies)}")
-        if self.ranks > 1 and not 1 <= self.movers < self.workgroups:
-            raise ValueError(
-                f"{self.op}: movers is {self.movers}, want 1 to {self.workgroups - 1}: with {self.workgroups} WGs "
-                "somebody must move and somebody must build"
-            )
         if self.m >= 1 << 31 or self.n >= 1 << 31 or self.k >= 1 << 31:
             raise ValueError(f"{self.op}: M, N, K are {self.m}, {self.n}, {self.k}, want each below 2**31")
         if self.queue_entries + self.workgroups >= 1 << 32:
@@ -100,8 +94,15 @@ class Plan:
         return -(-self.n // self.tile.n)
 
     @property
-    def tiles(self) -> int:
-        return sum(-(-r // self.tile.m) for r in self.rows) * self.columns
+    def side_by_side(self) -> int:
+        """Tile rows of the own rows worked on together: what makes one wave of tiles about square, so that it reads as
+        few rows of both operands together as can be."""
+        return max(1, round((self.workgroups * self.tile.n / self.tile.m) ** 0.5))
+
+    @property
+    def gather_words(self) -> int:
+        """Counter words that pulling takes (hip_kernels/schedule/gather.h lists them)."""
+        return 1 + MAX_RANKS + self.ranks * self.tile_rows_max
 
     @property
     def queue_entries(self) -> int:

@@ -12,6 +12,7 @@ from kosmos_raw.build import gfx950
 from kosmos_raw.build.params import AG_GEMM, MAX_RANKS, POLICIES, SIGNALS, WAIT_RECORD
 from kosmos_raw.device.base import Tile
 from kosmos_raw.plan.ag_gemm import plan_ag_gemm
+from kosmos_raw.plan.crew import Grid
 
 TILE = Tile(256, 256)
 CLOCK = 10**8  # ticks a second
@@ -33,7 +34,7 @@ class AgGemmRanks:
     def __init__(
         self, rows: list[int], n: int, k: int, wgs: int, seed: int = 0, policy: str = "one_way", limit_s: int = 60
     ) -> None:
-        self.plan = plan_ag_gemm(rows, n, k, TILE, wgs, policy=policy)
+        self.plan = plan_ag_gemm(rows, n, k, Grid((TILE,), wgs), policy=policy)
         self.rng = np.random.default_rng(seed)
         self.ranks = len(rows)
         p = self.plan
@@ -45,7 +46,7 @@ class AgGemmRanks:
         self.shards = [np.zeros((r, k), BF16) for r in rows]
         self.b = [np.zeros((n, k), BF16) for _ in every]
         self.gathered = [np.zeros((p.m, k), BF16) for _ in every]
-        self.c = [np.zeros((p.m + 1, p.ldc), BF16) for _ in every]  # a row of guard behind
+        self.c = [np.zeros((p.m + 1, p.padded_n), BF16) for _ in every]  # a row of guard behind
         self.params = [self._params(r, limit_s) for r in every]
         self.epoch = 0
 
@@ -62,8 +63,8 @@ class AgGemmRanks:
         p["gathered"], p["b"], p["c"] = (address(x[rank]) for x in (self.gathered, self.b, self.c))
         p["m"]["first"][0] = plan.first
         p["m"]["tile_m"], p["m"]["tile_rows_max"] = plan.tile.m, plan.tile_rows_max
-        p["N"], p["K"], p["ldc"], p["tile_n"] = plan.n, plan.padded_k, plan.ldc, plan.tile.n
-        p["movers"], p["policy"] = plan.movers, POLICIES.index(plan.policy)
+        p["N"], p["K"], p["ldc"], p["tile_n"] = plan.n, plan.padded_k, plan.padded_n, plan.tile.n
+        p["movers"], p["policy"] = plan.crew.movers, POLICIES.index(plan.crew.policy)
         assert plan.first[MAX_RANKS] == plan.m
         return p
 

@@ -13,6 +13,7 @@ from kosmos_raw.build import gfx950
 from kosmos_raw.build.params import GEMM_RS, SENTINEL, SIGNALS, WAIT_RECORD
 from kosmos_raw.device.base import Tile
 from kosmos_raw.emulator import Options
+from kosmos_raw.plan.crew import Grid
 from kosmos_raw.plan.gemm_rs import plan_gemm_rs
 
 pytestmark = [pytest.mark.emulated, pytest.mark.skipif(gfx950.missing() is not None, reason=str(gfx950.missing()))]
@@ -50,7 +51,7 @@ class GemmRsRanks:
 
     def run(self, rows: list[int], options: Options) -> None:
         """One launch of all ranks with new inputs; asserts every element."""
-        plan = plan_gemm_rs(rows, self.n, self.k, Tile(256, 256), self.wgs)
+        plan = plan_gemm_rs(rows, self.n, self.k, Grid((Tile(256, 256),), self.wgs))
         self.turn += 1
         for x in (*self.a, *self.b):
             x[:] = self.rng.integers(-3, 4, x.shape)
@@ -74,7 +75,7 @@ class GemmRsRanks:
             p["m"]["first"][0] = plan.first
             p["m"]["tile_m"], p["m"]["tile_rows_max"] = plan.tile.m, plan.tile_rows_max
             p["N"], p["K"], p["tile_n"] = plan.padded_n, plan.padded_k, plan.tile.n
-            p["movers"], p["max_movers"] = plan.movers, plan.max_movers
+            p["movers"], p["max_movers"] = plan.crew.movers, plan.crew.max_movers
             p["band_tile_rows"], p["slices"] = plan.band_tile_rows, plan.slices
             launches.append(emulator.Launch(module(), "gemm_rs_main", self.wgs, 512, p.tobytes(), rank))
         self.dirty = plan.partial_bytes

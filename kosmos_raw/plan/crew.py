@@ -1,0 +1,88 @@
+"""What a launch may use of its device, and how its WGs divide moving and building: here, for all operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..build.params import POLICIES
+from ..device.base import Tile
+from .heuristics import crew, movers_per_peer
+from .tiles import best_tile
+
+KERNELS = {  # as table B.3 names them
+    "ag_gemm": "ag_tn_col_fprop",
+    "gemm_rs": "gemm_rs_row_fprop",
+    "ag_gemm_dgrad": "ag_nn_row_dgrad",
+    "bulk_ag": "bulk_ag_col_dgrad",
+    "bulk_rs": "bulk_rs_col_wgrad",
+}
+REDUCING = ("gemm_rs", "bulk_rs")
+KNOWN = dict.fromkeys(KERNELS, POLICIES) | {"gemm_rs": ("one_way", "fixed")}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The WGs of a launch, and the output tiles that its kernel offers.
+
+    Fewer WGs than the device has leave compute units to a second stream of work (paper section 3.1.2).
+    """
+
+    tiles: tuple[Tile, ...]
+    workgroups: int
+    uncapped: int = 0  # WGs that the device would have for it without a cap; fewer than `workgroups` counts as no cap
+
+    def tile(self, rows: Sequence[int], n: int, k: int, movers: int) -> Tile:
+        """The tile that suits a product of sum(rows) x n, contracted over k; see plan.tiles."""
+        return best_tile(self.tiles, rows, n, k, self.workgroups - movers)
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Who moves. With one rank nobody does: all build, and then all add what there is to add."""
+
+    policy: str
+    movers: int  # WGs that begin as movers
+    max_movers: int  # of a reduce-scatter: at which the links are saturated; builders that find no tile join up to here
+
+    @classmethod
+    def choose(
+        cls,
+        op: str,
+        shape: tuple[int, int, int],
+        ranks: int,
+        grid: Grid,
+        policy: str,
+        movers: int | None = None,
+        max_movers: int | None = None,
+    ) -> Crew:
+        """The crew of a launch of `op`, whose product is of `shape` (M, N, K): as asked for, or by the paper's rules.
+
+        Under a cap an all-gather keeps its movers, who keep the links busy, and gives up builders; a reduce-scatter
+        shrinks both in proportion.
+
+        Raises:
+            ValueError: no such launch can run; says why.
+        """
+        if policy not in KNOWN[op]:
+            raise ValueError(f"{op}: policy is {policy!r}, want one of {', '.join(KNOWN[op])}")
+        wgs = grid.workgroups
+        if ranks == 1:
+            policy, movers = "one_way", 0
+        elif movers is None:
+            per_peer = movers_per_peer(KERNELS[op], *shape, workgroups=wgs)
+            whole = wgs if op in REDUCING else max(wgs, grid.uncapped)
+            movers = min(crew(per_peer, ranks, whole), max(1, wgs // 2))
+        if ranks > 1 and not 1 <= movers < wgs:
+            raise ValueError(
+                f"{op}: movers is {movers}, want 1 to {wgs - 1}: with {wgs} WGs somebody must move and somebody must "
+                "build"
+            )
+        if max_movers is None:  # half again as many as begin: more ask links that are busy
+            max_movers = wgs if ranks == 1 else min(wgs, movers + -(-movers // 2))
+        if not max(1, movers) <= max_movers <= wgs:
+            raise ValueError(
+                f"{op}: max_movers is {max_movers}, want {max(1, movers)} to {wgs}: the movers, and the builders that "
+                "join them"
+            )
+        return cls(policy, movers, max_movers)
