@@ -15,6 +15,7 @@ from .ops.ag_gemm_dgrad import ag_gemm_dgrad
 from .ops.bulk_ag import bulk_ag
 from .ops.bulk_rs import bulk_rs, gemm_wgrad
 from .ops.gemm_rs import gemm_rs
+from .plan.moe.config import MoEConfig
 from .plan.shapes import split_rows
 from .ranks.communicator import Communicator
 from .ranks.launch import launch
@@ -27,6 +28,7 @@ __all__ = [
     "Communicator",
     "CommunicatorBroken",
     "KosmosError",
+    "MoEConfig",
     "NotAvailable",
     "RankLost",
     "RowParallelLinear",

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kosmos_raw.plan import heuristics
+from kosmos_raw.plan.moe.config import models
 
 DATA = Path(__file__).parent / "data"
 HIDDEN = {"8B": 4096, "70B": 8192, "405B": 16384}
@@ -46,8 +47,7 @@ def value(kernel: str, name: str, dtype: str, parameter: str, models: dict[str, 
 
 
 def test_every_value_of_the_table():
-    with (DATA / "moe_models.csv").open() as file:
-        models = {r["model"]: (int(r["hidden"]), int(r["expert_width"])) for r in csv.DictReader(file)}
+    sizes = {name: (config.hidden, config.expert_width) for name, config in models().items()}
     with (DATA / "heuristics_expected.csv").open() as file:
         rows = list(csv.DictReader(file))
     seen = Counter(row["parameter"] for row in rows)
@@ -55,7 +55,7 @@ def test_every_value_of_the_table():
     wrong = []
     for row in rows:
         want = int(row["value"]) if row["value"] else None
-        got = value(row["kernel"], row["shape_or_model"], row["dtype"], row["parameter"], models)
+        got = value(row["kernel"], row["shape_or_model"], row["dtype"], row["parameter"], sizes)
         if got != want:
             wrong.append((row, got))
     assert wrong == []
