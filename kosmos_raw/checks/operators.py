@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from ..build.params import MAX_RANKS
 from ..numerics import oracles
 from ..numerics.tolerance import BF16_TINY, gemm_bound, reduced_bound, sum_bound
 from ..ops.ag_gemm import ag_gemm
@@ -58,8 +60,17 @@ class Case:
 
     def random(self, iteration: int, what: int, shape: tuple[int, int]) -> np.ndarray:
         """Standard normal bf16, new for each iteration. `what` numbers the matrices of all ranks."""
-        rng = np.random.default_rng((self.seed, iteration, what))
-        return rng.standard_normal(shape, np.float32).astype(ml_dtypes.bfloat16)
+        seed = (self.seed, iteration, what)
+        return _kept(seed, shape) if shape[0] * shape[1] <= 1 << 22 else _random(seed, shape)
+
+
+def _random(seed: tuple[int, ...], shape: tuple[int, int]) -> np.ndarray:
+    values = np.random.default_rng(seed).standard_normal(shape, np.float32).astype(ml_dtypes.bfloat16)
+    values.flags.writeable = False
+    return values
+
+
+_kept = lru_cache(maxsize=3 * MAX_RANKS)(_random)  # of one iteration: the inputs, for which the oracle asks again
 
 
 Arrays = dict[str, Any]
@@ -106,9 +117,8 @@ class AgGemm(Checked):
         ag_gemm(comm, **inputs, **case.options(), **(outputs or {}))
 
     def want(self, case: Case, rank: int, iteration: int) -> Wanted:
-        b = self.inputs(case, rank, iteration)["b"]
-        shards = [self.inputs(case, q, iteration)["a"] for q in range(case.ranks)]
-        exact, magnitude = oracles.ag_gemm(shards, b)
+        a = case.random(iteration, 0, (case.m, case.k))
+        exact, magnitude = oracles.gemm(a, self.inputs(case, rank, iteration)["b"])
         return {"out": (exact, gemm_bound(exact, magnitude, case.k))}
 
     def arena_bytes(self, case: Case) -> int:

@@ -148,6 +148,10 @@ class Device(ABC):
     def zero(self, address: int, nbytes: int) -> None:
         """Zeroes device memory, in stream order."""
 
+    @abstractmethod
+    def fill(self, address: int, nbytes: int, word: int) -> None:
+        """Fills device memory with a 16-bit word, in stream order. `nbytes` is even."""
+
     # -- order between the device's stream and the caller's; one and the same on the CPU
 
     def wait_for_caller(self) -> None:

@@ -131,6 +131,9 @@ class CpuDevice(Device):
     def zero(self, address: int, nbytes: int) -> None:
         ctypes.memset(address, 0, nbytes)
 
+    def fill(self, address: int, nbytes: int, word: int) -> None:
+        self.array(address, (nbytes // 2,), np.uint16, None)[...] = word
+
     def kernel(self, op: str) -> Kernel:
         return CpuKernel(op)
 

@@ -18,6 +18,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -27,15 +28,31 @@ from ..build import report
 from ..build.params import MAX_RANKS
 from ..errors import KosmosError, NotAvailable
 from .base import Memory
-from .cupy_errors import CAPTURE_ERRORS, NOT_INITIALIZED, OUT_OF_MEMORY, Explained, GpuError, status_of
+from .cupy_errors import (
+    CAPTURE_ERRORS,
+    DEVICE_TO_DEVICE,
+    DEVICE_TO_HOST,
+    HOST_TO_DEVICE,
+    NOT_INITIALIZED,
+    OUT_OF_MEMORY,
+    Explained,
+    GpuError,
+    status_of,
+)
 from .cupy_kernel import Code, CupyKernel
-from .cupy_peers import DEVICE_TO_HOST, PeerMemory
+from .cupy_peers import PeerMemory
 
 GRANULE = 2 << 20  # bytes. IPC maps whole pages of this size, and some runtimes get other sizes wrong
 SHARE = "KOSMOS_SHARE_GPU"
 
 _lock = threading.Lock()
 _users: dict[tuple[str, int], weakref.WeakSet[CupyDevice]] = {}  # devices of this process, by kind and ordinal
+
+
+@cache
+def _block(word: int) -> np.ndarray:
+    """64 KiB of one word. Kept, for copies that are queued may still read it."""
+    return np.full(1 << 15, word, np.uint16)
 
 
 class CupyDevice(PeerMemory):
@@ -366,6 +383,16 @@ class CupyDevice(PeerMemory):
     def zero(self, address: int, nbytes: int) -> None:
         with self.current(), self.explained("zeroing memory"):
             self._runtime.memsetAsync(address, 0, nbytes, self.stream.ptr)
+
+    def fill(self, address: int, nbytes: int, word: int) -> None:
+        """By copies that double in size: no kernel of CuPy's, to be compiled and, on an emulated GPU, to be run lane by
+        lane."""
+        with self.current(), self.explained("filling memory"):
+            source, kind, done = _block(word).ctypes.data, HOST_TO_DEVICE, 0
+            while done < nbytes:
+                size = min(nbytes - done, done or _block(word).nbytes)
+                self._runtime.memcpyAsync(address + done, source, size, kind, self.stream.ptr)
+                source, kind, done = address, DEVICE_TO_DEVICE, done + size
 
     # -- work
 

@@ -12,7 +12,9 @@ from ..errors import KosmosError, NotAvailable
 if TYPE_CHECKING:
     from .cupy_common import CupyDevice
 
-OUT_OF_MEMORY, NOT_INITIALIZED, PEER_ALREADY_ENABLED = 2, 3, 704  # runtime errors, numbered alike by both vendors
+# Numbered alike by both vendors: kinds of copies, and errors of the runtime.
+HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
+OUT_OF_MEMORY, NOT_INITIALIZED, PEER_ALREADY_ENABLED = 2, 3, 704
 CAPTURE_ERRORS = range(900, 910)
 
 

@@ -15,10 +15,9 @@ import numpy as np
 
 from ..errors import NotAvailable
 from .base import Device, Handle, Memory
-from .cupy_errors import PEER_ALREADY_ENABLED, status_of
+from .cupy_errors import DEVICE_TO_HOST, PEER_ALREADY_ENABLED, status_of
 
 LAZY_PEER_ACCESS = 1  # the only flag that opening a handle accepts, on both vendors
-DEVICE_TO_HOST = 2
 
 _lock = threading.Lock()
 

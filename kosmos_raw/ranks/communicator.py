@@ -195,7 +195,7 @@ class Communicator:
         waits for a later launch of this rank, so nobody has to wait for this."""
         offset, nbytes = self._arena.regions().get("staging", (0, 0))
         address = self._arena.address(self.rank, offset)
-        self.device.array(address, (nbytes // 2,), np.uint16, self._arena.owner)[...] = SENTINEL
+        self.device.fill(address, nbytes, SENTINEL)
         self._staging_dirty = 0
         self.device.synchronize()
 
@@ -338,10 +338,10 @@ class Communicator:
         self._check_usable("poison")
         self._rendezvous.barrier()
         used = min(self._arena.workspace_used, self._arena.allocator.workspace_bytes)  # buffers may have come since
-        places = [(self._arena.address(self.rank), used, self._arena.owner)]
-        places += [(m.address, m.nbytes, m) for name, m in self._local.items() if name != "counters"]
-        for address, nbytes, owner in places:
-            self.device.array(address, (nbytes // 2,), np.uint16, owner)[...] = POISON
+        places = [(self._arena.address(self.rank), used)]
+        places += [(m.address, m.nbytes) for name, m in self._local.items() if name != "counters"]
+        for address, nbytes in places:
+            self.device.fill(address, nbytes, POISON)
         self.device.synchronize()
         self._rendezvous.barrier()
 
