@@ -57,11 +57,15 @@ def cpu_identity() -> str:
     return platform.machine() + "".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
+# Of what -nostdlib leaves out, all that our libraries use. The rest is the compiler's own run-time library, which zig would
+# first compile: 20 seconds before the first link. What is missing for it fails here and not when it is loaded.
+LIBC = ("-lc", "-lm", "-Wl,-z,defs")
+
 # Flags given by a caller come after these and win.
 _LIBRARY = (
     *("-x", "c++", "-std=c++20", "-march=native", "-O3", "-g1", "-ffp-contract=fast"),
     *("-Wall", "-Wextra", "-Werror"),
-    *("-fno-exceptions", "-fno-rtti", "-nostdlib++", "-fno-sanitize=all", "-fPIC", "-shared", "-pthread"),
+    *("-fno-exceptions", "-fno-rtti", "-nostdlib", "-fno-sanitize=all", "-fPIC", "-shared", "-pthread"),
 )
 
 
@@ -82,6 +86,6 @@ def shared_library(
     key = [version(), cpu_identity(), sources.digest() if kernel_sources else "", *_LIBRARY, *flags, *texts]
 
     def make(to: Path) -> None:
-        run(["c++", *_LIBRARY, *flags, "-o", str(to), str(source), "-lm"])
+        run(["c++", *_LIBRARY, *flags, "-o", str(to), str(source), *LIBC])
 
     return build_cache.cached(f"{name or source.stem}.so", key, make)

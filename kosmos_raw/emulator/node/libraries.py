@@ -21,7 +21,7 @@ _COMPILE = (
     *("-std=c++20", "-march=native", "-O2", "-g0", "-Wall", "-Wextra", "-Werror", "-fPIC", "-pthread"),
     *("-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-sanitize=all", "-fvisibility=hidden"),
 )
-_LINK = ("-shared", "-fno-sanitize=all", "-pthread")
+_LINK = ("-shared", "-nostdlib", "-fno-sanitize=all", "-pthread")
 _HIPCC = """\
 #!/bin/sh
 # CuPy asks hipcc for nothing but its include folders.
@@ -85,7 +85,7 @@ def _object(build: Path, source: Path, *flags: str) -> Path:
 
 
 def _link(to: Path, inputs: list[Path], *flags: str) -> None:
-    zig.run(["cc", *_LINK, f"-Wl,-soname,{to.name}", *flags, "-o", str(to), *map(str, inputs)])
+    zig.run(["cc", *_LINK, f"-Wl,-soname,{to.name}", *flags, "-o", str(to), *map(str, inputs), *zig.LIBC])
 
 
 def _hip_library(build: Path, to: Path, functions: dict[str, str]) -> None:
