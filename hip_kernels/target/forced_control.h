@@ -176,6 +176,10 @@ inline u32* new_signals(u32 words, u32 value = 0) {
 inline void open(u64* p, u32 used, u32 words) {
   for (u32 i = 0; i < words; i++) W.data_words[p - W.data + i].usable = i < used;
 }
+// Nobody may touch these.
+inline void shut(u64* p, u32 words) {
+  for (u32 i = 0; i < words; i++) W.data_words[p - W.data + i].usable = false;
+}
 
 // --- between launches: what a stream and its host do ---
 

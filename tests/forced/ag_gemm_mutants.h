@@ -1,6 +1,7 @@
 // ag_gemm broken on purpose: each breaks one rule of its protocol, and says which.
 #pragma once
-#include "ag_gemm.h"
+#include "../../hip_kernels/kernels/ag_gemm.hip"
+#include "mutants.h"
 
 // Rows first, then the count.
 struct CountsBeforeRelease : AgGemmSchedule {
@@ -62,31 +63,6 @@ struct PollsInDeviceScope : AgGemmSchedule {
     for (u32 i = 0; i < peers(); i++)
       if (!wait_at_least(p.g, w, &own_signals(p.g).reads_done[peer_at(i)], p.g.epoch, DEVICE_SCOPE)) return false;
     return true;
-  }
-};
-
-// One WG stays until the own shard has been read.
-struct NeverDrains : AgGemmSchedule {
-  using AgGemmSchedule::AgGemmSchedule;
-  Work next_work() {
-    const Work w = AgGemmSchedule::next_work();
-    return w.kind == DRAIN ? Work{} : w;
-  }
-};
-
-// The start is announced before anything is waited for.
-struct AnnouncesLate : AgGemmSchedule {
-  using AgGemmSchedule::AgGemmSchedule;
-  mutable bool announced = false;
-  void begin() {
-    mover = peers() && target::wg() < p.movers;
-    p.counters.clear_other(p.g);
-  }
-  bool wait_inputs(const Work& w) const {
-    const bool there = AgGemmSchedule::wait_inputs(w);
-    if (!announced) announce_start(p.g);
-    announced = true;
-    return there;
   }
 };
 
@@ -164,13 +140,4 @@ struct ForgetsPeers : AgGemmSchedule {
     if (mover && pulls == p.m.tile_rows_max) mover = false;
     return AgGemmSchedule::next_work();
   }
-};
-
-template <class S> struct With : AgGemm {
-  using Schedule = S;
-};
-
-// Not a rule of the schedule, but of the tests: a store beside its place is noticed.
-struct StoresBeside : AgGemm {
-  static void store(const Params& p, const Work& w, u32 row, u32 column, u64 v) { AgGemm::store(p, w, row, column + 4, v); }
 };

@@ -92,6 +92,7 @@ inline Four four(char matrix, u32 rank, u32 launch, u32 word) {
   for (u32 j = 0; j < 4; j++) f.at[j] = (i32)(x >> 8 * j & 0xff) % 7 - 3;
   return f;
 }
+inline i32 element(char matrix, u32 rank, u32 launch, u32 at) { return four(matrix, rank, launch, at / 4).at[at % 4]; }
 inline u64 input_word(char matrix, u32 rank, u32 launch, u32 word) {
   const Four f = four(matrix, rank, launch, word);
   return pack_bf16(f.at[0], f.at[1], f.at[2], f.at[3]);

@@ -90,8 +90,3 @@ inline bool gemm_rs_names(u32 me, const void* address, char* out, size_t bytes) 
          name_part(me, address, out, bytes, "c", r.c, MAX_ROWS * MAX_N / 4) ||
          name_part(me, address, out, bytes, "staging", r.staging, 2 * BUFFER_WORDS);
 }
-
-inline void gemm_rs_run(u32 me, target::Box& box, bool decides) { run_wg<GemmRs>(gemm_rs_ranks[me].params, box, decides); }
-
-constexpr Operator GEMM_RS = {"gemm_rs",     gemm_rs_memory,   gemm_rs_prepare, gemm_rs_check,
-                              gemm_rs_run,   gemm_rs_counters, gemm_rs_names};

@@ -1,32 +1,11 @@
 // gemm_rs broken on purpose: each breaks one rule of its protocol, and says which.
 #pragma once
 #include "gemm_rs.h"
-
-// Nobody may still read what is poisoned: rule (1) of staging.h. Somebody else waits for all ranks.
-struct PoisonsWithoutWait : GemmRsSchedule {
-  using GemmRsSchedule::GemmRsSchedule;
-  bool wait_inputs(const Work& w) const { return w.kind == POISON || GemmRsSchedule::wait_inputs(w); }
-};
+#include "mutants.h"
 
 // Nobody may read what is not poisoned yet: rule (2). What is there is the partial of two turns ago.
 struct ReducesBeforeStart : GemmRsSchedule {
   explicit ReducesBeforeStart(const GemmRsParams& p) : GemmRsSchedule(p) { all_here = true; }
-};
-
-// A start is announced before anything is waited for.
-struct RsAnnouncesLate : GemmRsSchedule {
-  using GemmRsSchedule::GemmRsSchedule;
-  mutable bool announced = false;
-  void begin() {
-    mover = target::wg() < p.movers;
-    p.counters.clear_other(p.g);
-  }
-  bool wait_inputs(const Work& w) const {
-    const bool there = GemmRsSchedule::wait_inputs(w);
-    if (!announced) announce_start(p.g);
-    announced = true;
-    return there;
-  }
 };
 
 // What is claimed after a REDUCE, which blocks, is never a TILE that somebody waits for.
@@ -64,10 +43,6 @@ struct ForgetsLastBand : GemmRsSchedule {
   }
 };
 
-template <class S> struct RsWith : GemmRs {
-  using Schedule = S;
-};
-
 // That the last word has come is a hint, and says nothing of the others.
 struct TrustsTheHint : GemmRs {
   static void move(const Schedule& s, const Work& w) {
@@ -90,9 +65,4 @@ struct StoresASentinel : GemmRs {
   static void store(const Params& p, const Work& w, u32 row, u32 column, u64 v) {
     GemmRs::store(p, w, row, column, row + column ? v : (v & ~0xffffull) | (SENTINEL & 0xffff));
   }
-};
-
-// Not a rule of the schedule, but of the tests: a store beside its place is noticed.
-struct RsStoresBeside : GemmRs {
-  static void store(const Params& p, const Work& w, u32 row, u32 column, u64 v) { GemmRs::store(p, w, row, column + 4, v); }
 };

@@ -83,6 +83,11 @@ template <class Op> void run_wg(const typename Op::Params& p, target::Box& box, 
   else target::work_behind<Op>(p, box);
 }
 
+template <class Played> constexpr Operator operator_of(const char* name) {
+  return {name,        Played::give_memory,   Played::prepare,     Played::check,
+          Played::run, Played::counter_words, Played::name_address};
+}
+
 // --- the host of one rank, between launches ---
 
 inline void prepare_launch(u32 me, u32 launch) {

@@ -1,0 +1,50 @@
+// Operators broken on purpose, in ways that several have in common: each breaks one rule of the protocol, and says which.
+#pragma once
+#include "history.h"
+
+template <class Op, class S> struct Scheduled : Op {
+  using Schedule = S;
+};
+
+// Some WG stays until peers have read what is this rank's.
+template <class S> struct NeverDrains : S {
+  using S::S;
+  Work next_work() {
+    const Work w = S::next_work();
+    return w.kind == DRAIN ? Work{} : w;
+  }
+};
+
+// Work of some kind goes on without what it has to wait for. Nothing else waits less.
+template <class S, Kind kind> struct DoesNotWaitFor : S {
+  using S::S;
+  bool wait_inputs(const Work& w) const { return w.kind == kind || S::wait_inputs(w); }
+};
+
+// A start is announced before anything is waited for.
+template <class S> struct AnnouncesLate : S {
+  using S::S;
+  mutable bool announced = false;
+  void begin() {
+    this->mover = target::wg() < this->p.movers;
+    this->p.counters.clear_other(this->p.g);
+  }
+  bool wait_inputs(const Work& w) const {
+    const bool there = S::wait_inputs(w);
+    if (!announced) announce_start(this->p.g);
+    announced = true;
+    return there;
+  }
+};
+
+// Not a rule of the schedule, but of the tests: a store beside its place is noticed.
+template <class Op> struct StoresBeside : Op {
+  static void store(const typename Op::Params& p, const Work& w, u32 row, u32 column, u64 v) {
+    Op::store(p, w, row, column + 4, v);
+  }
+};
+template <class Op> struct StoresSumsBeside : Op {
+  static void store_f32(const typename Op::Params& p, const Work& w, u32 row, u32 column, const float (&four)[4]) {
+    Op::store_f32(p, w, row, column + 4, four);
+  }
+};
