@@ -15,6 +15,7 @@ from .ops.ag_gemm_dgrad import ag_gemm_dgrad
 from .ops.bulk_ag import bulk_ag
 from .ops.bulk_rs import bulk_rs, gemm_wgrad
 from .ops.gemm_rs import gemm_rs
+from .ops.quantize import MxArray, quantize_mxfp8
 from .plan.moe.config import MoEConfig
 from .plan.shapes import split_rows
 from .ranks.communicator import Communicator
@@ -28,6 +29,7 @@ __all__ = [
     "Communicator",
     "CommunicatorBroken",
     "KosmosError",
+    "MxArray",
     "MoEConfig",
     "NotAvailable",
     "RankLost",
@@ -41,5 +43,6 @@ __all__ = [
     "gemm_rs",
     "gemm_wgrad",
     "launch",
+    "quantize_mxfp8",
     "split_rows",
 ]

@@ -11,6 +11,7 @@ inline u32 lanes() { return 1; }
 constexpr u32 COPY_BATCH = 8;
 inline u32 wg() { return W.me->wg; }
 inline void barrier() {}
+struct Converts {};
 
 // A mutation: waits for these signals pass at once.
 inline bool blind(const u32* p) {

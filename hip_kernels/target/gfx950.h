@@ -87,6 +87,13 @@ DEVICE inline void write_through(Vec16* p, Vec16 v) {
   write_through(&p->hi, v.hi);
 }
 
+struct Converts {
+  // Clamped first: past 464 the instruction gives NaN, or does not, as a mode bit has it.
+  DEVICE static u32 two_e4m3(float a, float b) {
+    return __builtin_amdgcn_cvt_pk_fp8_f32(__builtin_amdgcn_fmed3f(a, -448, 448), __builtin_amdgcn_fmed3f(b, -448, 448), 0, false);
+  }
+};
+
 DEVICE inline void pause() { __builtin_amdgcn_s_sleep(1); }               // about 64 cycles
 DEVICE inline u64 ticks() { return __builtin_amdgcn_s_memrealtime(); }    // 100 MHz, one clock for all XCDs of a GPU
 }  // namespace target

@@ -134,3 +134,11 @@ template <class Params> DEVICE inline const Params& where_they_lie(const Params&
     static_assert(target::WG_THREADS == 512);                                                                              \
     target::run<Op>(target::where_they_lie(p));                                                                            \
   }
+
+// Four waves a SIMD: so two WGs share a compute unit, and one moves while the other computes.
+#define KOSMOS_PLAIN_KERNEL(name, Op)                                                                                      \
+  extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(512, 512), amdgpu_waves_per_eu(4)))                     \
+  void name##_main(const Op::Params p) {                                                                                   \
+    __shared__ __attribute__((aligned(16))) unsigned char scratch[Op::SCRATCH_BYTES];                                      \
+    Op::work(p, scratch);                                                                                                  \
+  }

@@ -31,6 +31,8 @@ inline void write_through(Vec16* p, Vec16 v) {
   write_through(&p->hi, v.hi);
 }
 
+struct Converts {};
+
 // There are more WGs than cores: what is waited for runs only if the waiter leaves the core.
 inline void pause() { sched_yield(); }
 inline u64 ticks() {  // nanoseconds

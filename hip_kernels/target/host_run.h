@@ -8,38 +8,56 @@
 namespace target {
 constexpr u32 MAX_WGS = 256;
 
-template <class Op> struct Launch {
-  const typename Op::Params* params;
+template <class Params> struct Launch {
+  const Params* params;
+  void (*body)(const Params&);
   u32 wg;
   static void* thread(void* self) {
     const Launch& l = *(const Launch*)self;
     wg_idx = l.wg;
-    run<Op>(*l.params);
+    l.body(*l.params);
     return nullptr;
   }
 };
 
 // Returns 0, or the error of pthread_create: then some WGs are missing, so those that run are told to leave.
-template <class Op> int launch(const typename Op::Params& p) {
+template <class Params> int launch(const Params& p, void (*body)(const Params&), u32 wgs, u32* abort) {
   pthread_t threads[MAX_WGS];
-  Launch<Op> launches[MAX_WGS];
+  Launch<Params> launches[MAX_WGS];
   u32 n = 0;
   int error = 0;
-  for (; n < p.g.wgs && !error; n++) {
-    launches[n] = {&p, n};
-    error = pthread_create(&threads[n], nullptr, Launch<Op>::thread, &launches[n]);
+  for (; n < wgs && !error; n++) {
+    launches[n] = {&p, body, n};
+    error = pthread_create(&threads[n], nullptr, Launch<Params>::thread, &launches[n]);
   }
   if (error) {
     n--;
-    add(p.g.abort, 1, DEVICE_SCOPE);
+    if (abort) add(abort, 1, DEVICE_SCOPE);
   }
   while (n) pthread_join(threads[--n], nullptr);
   return error;
 }
+
+// A kernel without a schedule: its WGs wait for nobody, and need not run at once.
+template <class Op> void run_plain(const typename Op::Params& p) {
+  alignas(64) static thread_local unsigned char scratch[Op::SCRATCH_BYTES];
+  Op::work(p, scratch);
+}
 }  // namespace target
 
 #define KOSMOS_KERNEL(name, Op)                                                                                            \
-  extern "C" int name##_main(const void* params) { return target::launch<Op>(*(const Op::Params*)params); }                \
+  extern "C" int name##_main(const void* params) {                                                                         \
+    const auto& p = *(const Op::Params*)params;                                                                            \
+    return target::launch(p, target::run<Op>, p.g.wgs, p.g.abort);                                                         \
+  }                                                                                                                        \
+  KOSMOS_CONSTANTS(name, Op)
+#define KOSMOS_PLAIN_KERNEL(name, Op)                                                                                      \
+  extern "C" int name##_main(const void* params) {                                                                         \
+    const auto& p = *(const Op::Params*)params;                                                                            \
+    return target::launch(p, target::run_plain<Op>, p.wgs, nullptr);                                                       \
+  }                                                                                                                        \
+  KOSMOS_CONSTANTS(name, Op)
+#define KOSMOS_CONSTANTS(name, Op)                                                                                         \
   extern "C" unsigned name##_params_bytes() { return sizeof(Op::Params); }                                                 \
   extern "C" unsigned name##_tile_m() { return target::TILE_M; }                                                           \
   extern "C" unsigned name##_tile_n() { return target::TILE_N; }

@@ -2,6 +2,7 @@
 // the compiler's (AVX-512, AVX2, SSE or NEON); nothing here names an instruction.
 #pragma once
 #include "../kernels/tile_operands.h"
+#include "../schedule/group.h"
 #include "../work/bf16.h"
 
 namespace target {

@@ -1,4 +1,5 @@
-// The half of a target that knows Op: run<Op>, the GEMM tile, and KOSMOS_KERNEL(name, Op), which makes the entry point.
+// The half of a target that knows Op: run<Op>, the GEMM tile, and what makes the entry point, KOSMOS_KERNEL or
+// KOSMOS_PLAIN_KERNEL.
 #pragma once
 #if defined(KOSMOS_FORCED)
 #include "forced_run.h"

@@ -72,6 +72,14 @@ DEVICE inline void write_through(Vec16* p, Vec16 v) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(v.lo), "l"(v.hi) : "memory");
 }
 
+struct Converts {
+  DEVICE static u32 two_e4m3(float a, float b) {  // to nearest even, saturating
+    u16 v;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(v) : "f"(b), "f"(a));
+    return v;
+  }
+};
+
 DEVICE inline void pause() { __nanosleep(64); }
 DEVICE inline u64 ticks() {  // nanoseconds; steps of up to a microsecond
   u64 t;

@@ -160,3 +160,11 @@ template <class Op> INLINE void run(const typename Op::Params& p, const Operands
       name##_main(const __grid_constant__ Op::Params p, const __grid_constant__ target::Operands o) {                      \
     target::run<Op>(p, o);                                                                                                 \
   }
+
+// Two WGs an SM. Only workers work: lane() counts them. The second struct is that of every kernel, and unused.
+#define KOSMOS_PLAIN_KERNEL(name, Op)                                                                                      \
+  extern "C" __global__ void __launch_bounds__(target::WG_THREADS, 2)                                                      \
+      name##_main(const __grid_constant__ Op::Params p, const __grid_constant__ target::Operands) {                        \
+    extern __shared__ __align__(16) unsigned char scratch[];                                                               \
+    if (threadIdx.x >= target::FIRST_WORKER) Op::work(p, scratch);                                                         \
+  }

@@ -10,10 +10,13 @@
 //                                  data that is its own signal: relaxed, seen by peers, past every cache. A Vec16 may come
 //                                  in two halves
 //   COPY_BATCH                     words of 16 bytes that a lane has on their way at a time when it copies
+//   Converts                       conversions that the target has instructions for, and may lack; see where they are used
 //   pause() ticks()                inside a bounded wait; ticks has a fixed rate, which the device's Python side knows
 //   TILE_M TILE_N                  rows and columns of an output tile
 //   WG_THREADS TRACE_ROWS          threads of a WG as launched; rows of trace events that it writes
 //   run<Op>(params)                the loop: asks Op::Schedule what comes next, does it, publishes it. The GEMM tile is in it
+// and two macros that make an entry point: KOSMOS_KERNEL(name, Op) of that loop, and KOSMOS_PLAIN_KERNEL(name, Op) of
+// Op::work(params, scratch), for what waits for nobody: its WGs need not run at once, and have Op::SCRATCH_BYTES of memory.
 #pragma once
 
 using u16 = unsigned short;

@@ -108,3 +108,13 @@ BULK_RS = _struct(
     ("m", CHUNKS),
     *((name, "u4") for name in "width M N K lda ldc tile_n movers max_movers slices into policy".split()),
 )
+
+MX_COPY = _struct(("elements", "u8"), ("scales", "u8"), ("depth", "u4"), ("ld_scales", "u4"))
+
+QUANTIZE_MXFP8 = _struct(
+    ("x", "u8"),
+    ("by_row", MX_COPY),
+    ("by_column", MX_COPY),
+    ("m", CHUNKS),
+    *((name, "u4") for name in "columns ld rule wgs".split()),
+)

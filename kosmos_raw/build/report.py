@@ -188,6 +188,13 @@ def python_param_bytes(op: str) -> int:
     return int(getattr(params, op.upper()).itemsize)
 
 
+def plain_scratch_bytes(op: str) -> int | None:
+    """Memory of a WG of a kernel without a schedule (KOSMOS_PLAIN_KERNEL), whose WGs need not run at once; None of
+    others. Read from the text, as target_constants."""
+    found = re.search(r"SCRATCH_BYTES = (\d+);", sources.kernel(op).read_text())
+    return int(found[1]) if found else None
+
+
 _WAITED_FOR = ("buffer_wbl2", "buffer_inv")
 _MUST_WAIT = ("global_", "flat_", "scratch_", "buffer_", "s_barrier", "s_branch", "s_cbranch", "s_endpgm", "s_setpc")
 

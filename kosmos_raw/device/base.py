@@ -61,6 +61,7 @@ class Kernel(ABC):
     tile: Tile  # rows and columns of one output tile
     other_tiles: tuple[Tile, ...] = ()  # that it can do as well: a launch says which in its params, `tile_n`
     params_bytes: int  # size of the params struct that the compiled code expects
+    wgs_per_unit: int = 1  # that run at once on a compute unit; more than one of kernels without a schedule alone
 
     @abstractmethod
     def launch(self, params: np.ndarray, workgroups: int, operands: Sequence[Matrix] = ()) -> None:

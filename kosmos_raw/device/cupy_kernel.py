@@ -37,7 +37,10 @@ class CupyKernel(Kernel):
         self.tile = Tile(constants["TILE_M"], constants["TILE_N"])
         self.threads = constants["WG_THREADS"]
         self.params_bytes = code.params_bytes
+        self._plain = report.plain_scratch_bytes(op)
         self._shared_bytes = constants.get("DYNAMIC_SHARED_BYTES", 0)  # a target without it uses static memory only
+        if self._shared_bytes and self._plain is not None:
+            self._shared_bytes = self._plain
         cupy = device.cupy
         with device.current(), device.explained(f"loading {op}", f"the code is built for {device.target}"):
             # get_function loads the module on the current device, now.
@@ -70,6 +73,8 @@ class CupyKernel(Kernel):
                 f"{self.op}: no WG of {self.threads} threads and {self._shared_bytes:,} bytes of dynamic shared memory "
                 f"fits on a compute unit of {device.describe()}"
             )
+        if self._plain is not None:
+            self.wgs_per_unit = resident
 
     def _start(self, params: np.ndarray, workgroups: int, operands: Sequence[Matrix]) -> None:
         # As plain bytes: CuPy asks NumPy for a description of every field otherwise, which takes 40 us.
@@ -86,7 +91,7 @@ class CupyKernel(Kernel):
                 f"{self.op}: params has {params.shape} elements of {params.itemsize} bytes, the compiled kernel wants "
                 f"one of {self.params_bytes}; kernel and package are not of the same version"
             )
-        most = device.max_workgroups
+        most = device.max_workgroups * self.wgs_per_unit
         if not 1 <= workgroups <= most:
             raise NotAvailable(
                 f"{self.op}: {workgroups} workgroups, want 1 to {most}: all must be resident at once on "

@@ -41,7 +41,7 @@ def quantize(x: np.ndarray, rule: str = "up") -> tuple[np.ndarray, np.ndarray]:
     bits = _bits(x)
     pad = -bits.shape[-1] % BLOCK
     bits = np.pad(bits, [(0, 0)] * (bits.ndim - 1) + [(0, pad)])
-    blocks = bits.reshape(*bits.shape[:-1], -1, BLOCK)
+    blocks = bits.reshape(*bits.shape[:-1], bits.shape[-1] // BLOCK, BLOCK)
     scales = scale_bytes(blocks, rule)
     elements = _elements(blocks, scales[..., None])
     return elements.reshape(bits.shape), scales

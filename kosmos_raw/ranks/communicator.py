@@ -221,13 +221,7 @@ class Communicator:
             CommunicatorBroken: the communicator is closed, or an earlier launch gave up.
             WaitError: this launch gave up (on devices that queue launches, raised by `synchronize` or the next call).
         """
-        self._check_usable(op)
-        loaded = self.kernel(kernel or op)
-        if params.dtype.itemsize != loaded.params_bytes:
-            raise KosmosError(
-                f"{op}: params struct has {params.dtype.itemsize} bytes, the compiled kernel wants "
-                f"{loaded.params_bytes}; the kernel was built from other sources than this package's"
-            )
+        loaded = self._loaded(kernel or op, params)
         self._epoch = (self._epoch + 1) & 0xFFFFFFFF
         group = self._group
         group["epoch"] = self._epoch
@@ -248,6 +242,25 @@ class Communicator:
         self.device.caller_waits()  # the caller's stream, for the result
         if not self.device.queues_launches:
             self.synchronize()
+
+    def launch_plain(self, op: str, params: np.ndarray) -> None:
+        """Launches a kernel that waits for nobody, in stream order: no epoch, and no other rank need launch it. Its
+        field `wgs` is filled here."""
+        loaded = self._loaded(op, params)
+        params["wgs"] = workgroups = self.workgroups * loaded.wgs_per_unit
+        self.device.wait_for_caller()
+        loaded.launch(params, workgroups)
+        self.device.caller_waits()
+
+    def _loaded(self, op: str, params: np.ndarray) -> Kernel:
+        self._check_usable(op)
+        loaded = self.kernel(op)
+        if params.dtype.itemsize != loaded.params_bytes:
+            raise KosmosError(
+                f"{op}: params struct has {params.dtype.itemsize} bytes, the compiled kernel wants "
+                f"{loaded.params_bytes}; the kernel was built from other sources than this package's"
+            )
+        return loaded
 
     def _fill_counters(self, counters: np.ndarray, words: int) -> None:
         memory = self._local.get("counters")
