@@ -66,7 +66,9 @@ def compare(got: np.ndarray, exact: np.ndarray, bound: np.ndarray) -> Comparison
         return Comparison(0.0, 0.0, 0.0, (), 0.0, 0.0)
     error = np.abs(got - exact)
     error[~np.isfinite(error)] = np.inf
-    ratio = error / bound
+    ratio = np.zeros_like(error)  # where both are 0 it is right, and where only the bound is, infinitely wrong
+    with np.errstate(divide="ignore"):
+        np.divide(error, bound, out=ratio, where=error > 0)
     worst = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
     norm = float(np.linalg.norm(exact))
     return Comparison(

@@ -1,0 +1,11 @@
+"""The MoE layer in NumPy, forward and backward: what kernels are judged by.
+
+Formulas take arrays or `near.Near`: see numerics/near.py. They round to BF16 where kernels do, which is where something
+is stored in BF16 or multiplied as such:
+
+    forward   w * x where the weight is on the input; the pre-activations g and u, from which h = act(g, u) is computed;
+              h; each expert's rows; the same of the shared expert; the layer's output
+    backward  w * dOut; h again from g and u; dg and du; each expert's rows of dX; the layer's dX
+              the gradient of the logits is multiplied as the sum of two BF16
+Everything else is FP32: logits, scores, weights, folds, and weight gradients until they are stored.
+"""
