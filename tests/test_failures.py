@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import kosmos_raw as kr
-from kosmos_raw.device.cpu import CpuDevice
+from kosmos_raw.device.cpu import CpuDevice, CpuKernel
 from kosmos_raw.ranks import mpi
 from tests import programs
 from tests.conftest import shared_memory_files
@@ -184,3 +185,27 @@ def test_closed_communicator_refuses():
 def test_memory_that_is_not_there_is_refused_with_numbers():
     with pytest.raises(kr.NotAvailable, match=r"cannot reserve [\d,]+ bytes .* bytes are available"):
         kr.launch(programs.small_call, ranks=1, mode="threads", arena_bytes=1 << 60)
+
+
+def test_no_collection_while_ranks_launch_together(monkeypatch):
+    """What the collector frees may wait for kernels of all ranks; kernels of ranks that launched wait for the others."""
+    during = []
+
+    def launch(self, *args):
+        for _ in range(20_000):  # enough garbage in cycles for any collector's threshold
+            (cycle := []).append(cycle)
+        during.append(len(collected))
+        return plain(self, *args)
+
+    plain, collected = CpuKernel.launch, []
+    monkeypatch.setattr(CpuKernel, "launch", launch)
+    monkeypatch.setattr(CpuDevice, "launches_together", True)
+    gc.callbacks.append(watch := lambda phase, info: collected.append(phase))
+    try:
+        before = gc.isenabled()
+        kr.launch(programs.back_to_back, 4, 5, ranks=3, mode="threads")
+        assert gc.isenabled() == before
+    finally:
+        gc.callbacks.remove(watch)
+    # Every launch of the three ranks saw as many collections as the two beside it.
+    assert collected and all(len(set(during[i : i + 3])) == 1 for i in range(0, len(during), 3)), during

@@ -17,6 +17,7 @@ from ..device.base import Kernel, Matrix, Memory
 from ..errors import CommunicatorBroken, KosmosError, NotAvailable, RankLost, WaitError, WaitRecord
 from ..memory.arena import Arena
 from .rendezvous import Rendezvous
+from .uncollected import uncollected
 
 DEFAULT_TIMEOUT_S = 30.0
 POISON = 0x7FA5  # a signalling NaN: what nobody wrote must not look like a result
@@ -234,14 +235,22 @@ class Communicator:
             self.device.zero(self._trace.memory.address, self._trace.memory.nbytes)
         self._unchecked = op
         self.device.wait_for_caller()  # the kernel, for inputs that the caller's stream is still making
-        if self._launches_together:
-            self._rendezvous.barrier()
-        loaded.launch(params, self.workgroups, operands)
-        if self._launches_together:
-            self._rendezvous.barrier()
+        with self._together():
+            loaded.launch(params, self.workgroups, operands)
         self.device.caller_waits()  # the caller's stream, for the result
         if not self.device.queues_launches:
             self.synchronize()
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Ranks that must meet do so before and after what the block launches."""
+        if not self._launches_together:
+            yield
+            return
+        with uncollected():
+            self._rendezvous.barrier()
+            yield
+            self._rendezvous.barrier()
 
     def launch_plain(self, op: str, params: np.ndarray) -> None:
         """Launches a kernel that waits for nobody, in stream order: no epoch, and no other rank need launch it. Its
