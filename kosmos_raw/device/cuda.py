@@ -145,9 +145,10 @@ class CudaDevice(CupyDevice):
         return CudaKernel(self, op, self._code(op))
 
     def _code(self, op: str) -> Code:
+        plain = report.plain_scratch_bytes(op)
         if sm90.missing() is None:
-            return Code(sm90.cubin(op).cubin, "", (), report.python_param_bytes(op))
-        return Code(None, inline.source_text(op), RUNTIME_COMPILER, report.python_param_bytes(op))
+            return Code(sm90.cubin(op).cubin, "", (), report.python_param_bytes(op), plain)
+        return Code(None, inline.source_text(op), RUNTIME_COMPILER, report.python_param_bytes(op), plain)
 
     def _occupancy(self, function: int, threads: int, shared_bytes: int) -> int:
         return int(self.cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(function, threads, shared_bytes))

@@ -25,6 +25,7 @@ class Code:
     text: str  # source for the run-time compiler
     options: tuple[str, ...]  # of that compiler
     params_bytes: int  # size of the params struct, by the code's own metadata where there is some
+    plain_scratch: int | None = None  # bytes a WG, of a kernel without a schedule (KOSMOS_PLAIN_KERNEL)
 
 
 class CupyKernel(Kernel):
@@ -37,7 +38,7 @@ class CupyKernel(Kernel):
         self.tile = Tile(constants["TILE_M"], constants["TILE_N"])
         self.threads = constants["WG_THREADS"]
         self.params_bytes = code.params_bytes
-        self._plain = report.plain_scratch_bytes(op)
+        self._plain = code.plain_scratch
         self._shared_bytes = constants.get("DYNAMIC_SHARED_BYTES", 0)  # a target without it uses static memory only
         if self._shared_bytes and self._plain is not None:
             self._shared_bytes = self._plain

@@ -158,13 +158,14 @@ class HipDevice(CupyDevice):
         return host, int(self.hip.hipHostGetDevicePointer(host, 0)), lambda: free(host)
 
     def _code(self, op: str) -> Code:
+        plain = report.plain_scratch_bytes(op)
         if self._wants_source(op):
-            return Code(None, inline.source_text(op), RUNTIME_COMPILER, report.python_param_bytes(op))
+            return Code(None, inline.source_text(op), RUNTIME_COMPILER, report.python_param_bytes(op), plain)
         built = gfx950.code_object(op)
         arguments = report.gfx950_arguments(built, f"{op}_main")
         if len(arguments) != 1:
             raise NotAvailable(f"{op}: the code object takes {len(arguments)} arguments, want one, the params struct")
-        return Code(built.code_object, "", (), arguments[0])
+        return Code(built.code_object, "", (), arguments[0], plain)
 
     def _wants_source(self, op: str) -> bool:
         """Whether hiprtc compiles the sources here, instead of loading a code object.
