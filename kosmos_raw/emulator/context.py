@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from .asm import Instruction, Kernel, Operand, Unsupported
 
+APERTURES = {"src_shared_base": "SHARED_APERTURE", "src_private_base": "PRIVATE_APERTURE"}  # of flat addresses
+
 
 @dataclass
 class Context:
@@ -17,6 +19,8 @@ class Context:
     used: set[str] = field(default_factory=set)  # mnemonics
     addressed: set[str] = field(default_factory=set)  # symbols of constant data
     warnings: list[str] = field(default_factory=list)  # right here, but doubtful on hardware
+    flushes: bool = False  # MODE may say that float32 subnormals are zero
+    indexed: frozenset[str] = frozenset()  # which register numbers M0 is added to: see s_set_gpr_idx_on
 
     def vector(self, op: Operand, registers: int = 1) -> int:
         """Row of the vector register file; accumulation registers follow the vector registers."""
@@ -50,6 +54,8 @@ class Context:
             return f"{op.bits(size)}{'ull' if wide else 'u'}"
         if op.kind == "l" and "@rel32@" in op.text:
             return self._address_part(op.text)
+        if wide and op.text in APERTURES:
+            return APERTURES[op.text]
         raise Unsupported(f"scalar operand {op.text}")
 
     def _address_part(self, text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .asm import Instruction, Unsupported
+from .asm import Instruction
 from .context import Context, refuse_modifiers
 
 # Name behind load_ or store_: format and registers.
@@ -23,13 +23,15 @@ _ATOMICS = {
     "add": "ADD", "sub": "SUB", "umax": "UMAX", "umin": "UMIN", "smax": "SMAX", "smin": "SMIN",
     "and": "AND", "or": "OR",
     "xor": "XOR", "swap": "SWAP", "cmpswap": "CMPSWAP", "add_f32": "ADD_F32", "pk_add_f16": "PK_ADD_F16",
-    "pk_add_bf16": "PK_ADD_BF16",
+    "pk_add_bf16": "PK_ADD_BF16", "inc": "INC", "dec": "DEC",
+    "add_f64": "ADD_F64", "min_f64": "MIN_F64", "max_f64": "MAX_F64",
 }  # fmt: skip
 
 
 def _lds_atomics() -> dict[str, str]:
-    table = {"add_f32": "ADD_F32"}
+    table = {"add_f32": "ADD_F32", **{f"{name}_f64": f"{name.upper()}_F64" for name in ("add", "min", "max")}}
     for bits in (32, 64):
+        table |= {f"inc_u{bits}": "INC", f"dec_u{bits}": "DEC"}
         table |= {f"add_u{bits}": "ADD", f"sub_u{bits}": "SUB", f"cmpst_b{bits}": "CMPSWAP", f"wrxchg_b{bits}": "SWAP"}
         table |= {f"{name}_b{bits}": name.upper() for name in ("and", "or", "xor")}
         table |= {f"{name}_u{bits}": f"U{name.upper()}" for name in ("min", "max")}
@@ -65,11 +67,15 @@ def _where(c: Context, i: Instruction, address: int) -> tuple[str, str]:
     return "Near", f"{c.vector(i.operands[address])}, {c.scalar(base)}, {offset}"
 
 
+def _flat(i: Instruction, where: str) -> str:
+    return "Flat" if i.mnemonic.startswith("flat_") else where
+
+
 def _global_load(c: Context, i: Instruction, m: re.Match[str]) -> str:
     refuse_modifiers(i, *_SCOPES)
     f, n = _MEMORY[m[1]]
     where, numbers = _where(c, i, 1)
-    return f"global_load<{f}, {n}, {where}>(w, {c.vector(i.operands[0], n)}, {numbers}, {_scope(i)});"
+    return f"global_load<{f}, {n}, {_flat(i, where)}>(w, {c.vector(i.operands[0], n)}, {numbers}, {_scope(i)});"
 
 
 def _global_store(c: Context, i: Instruction, m: re.Match[str]) -> str:
@@ -82,7 +88,7 @@ def _global_store(c: Context, i: Instruction, m: re.Match[str]) -> str:
         where, numbers = "Far", f"{c.vector(i.operands[0], 2)}, 0, {offset}"
     else:
         where, numbers = "Near", f"{c.vector(i.operands[0])}, {c.scalar(base)}, {offset}"
-    return f"global_store<{f}, {n}, {where}>(w, {data}, {numbers}, {_scope(i)});"
+    return f"global_store<{f}, {n}, {_flat(i, where)}>(w, {data}, {numbers}, {_scope(i)});"
 
 
 def _global_load_lds(c: Context, i: Instruction, m: re.Match[str]) -> str:
@@ -95,7 +101,7 @@ def _global_atomic(c: Context, i: Instruction, m: re.Match[str]) -> str | None:
     refuse_modifiers(i, *_SCOPES)
     if m[1] not in _ATOMICS:
         return None
-    n = 2 if m[2] else 1
+    n = 2 if m[2] or m[1].endswith("f64") else 1
     returns = "sc0" in i.modifiers
     operands = i.operands[1:] if returns else i.operands
     d = c.vector(i.operands[0], n) if returns else 0
@@ -105,7 +111,8 @@ def _global_atomic(c: Context, i: Instruction, m: re.Match[str]) -> str | None:
     scalar = c.scalar(base) if near and base else 0
     address = f"{c.vector(operands[0], 1 if near else 2)}, {data}, {scalar}, {i.number('offset')}"
     scope = "SYSTEM" if "sc1" in i.modifiers else "DEVICE"
-    flags = f"ATOMIC_{_ATOMICS[m[1]]}, {n}, {'true' if returns else 'false'}, {'Near' if near else 'Far'}"
+    where = "Near" if near else _flat(i, "Far")
+    flags = f"ATOMIC_{_ATOMICS[m[1]]}, {n}, {'true' if returns else 'false'}, {where}"
     return f"global_atomic<{flags}>(w, {d}, {address}, {scope});"
 
 
@@ -174,11 +181,8 @@ def _lds_atomic(c: Context, i: Instruction, m: re.Match[str]) -> str | None:
     d = c.vector(i.operands[0], n) if returns else 0
     flags = f"ATOMIC_{op}, {n}, {'true' if returns else 'false'}"
     if op == "CMPSWAP":  # LDS has expected and new value the other way round, and in two operands
-        if n != 1:
-            return None
-        return (
-            f"lds_compare_swap<{flags}>(w, {d}, {', '.join(str(c.vector(o)) for o in operands)}, {i.number('offset')});"
-        )
+        given = f"{c.vector(operands[0])}, {c.vector(operands[1], n)}, {c.vector(operands[2], n)}"
+        return f"lds_compare_swap<{flags}>(w, {d}, {given}, {i.number('offset')});"
     return f"lds_atomic<{flags}>(w, {d}, {c.vector(operands[0])}, {c.vector(operands[1], n)}, {i.number('offset')});"
 
 
@@ -189,15 +193,28 @@ def _exchange(c: Context, i: Instruction, m: re.Match[str]) -> str:
 
 
 def _swizzle(c: Context, i: Instruction, m: re.Match[str]) -> str:
-    text = i.modifiers.get("offset", "0")
-    parts = re.findall(r"[\w.]+", text)
-    if parts[0] == "swizzle":
-        raise Unsupported(text)
-    return f"ds_swizzle(w, {c.vector(i.operands[0])}, {c.vector(i.operands[1])}, {int(parts[0], 0)});"
+    name, *numbers = re.findall(r"\w+", i.modifiers.get("offset", "0").removeprefix("swizzle"))
+    pattern = _pattern(name, numbers) if numbers else int(name, 0)
+    return f"ds_swizzle(w, {c.vector(i.operands[0])}, {c.vector(i.operands[1])}, {pattern});"
+
+
+def _pattern(name: str, given: list[str]) -> int:
+    """A named pattern as ds_swizzle's offset: which bits of the lane are kept (0..4), set (5..9), turned (10..14)."""
+    if name == "BITMASK_PERM":
+        masks = [0, 0, 0]
+        for bit in given[0]:
+            masks = [m << 1 | (bit in which) for m, which in zip(masks, ("pi", "1", "i"), strict=True)]
+        return masks[0] | masks[1] << 5 | masks[2] << 10
+    numbers = [int(x) for x in given]
+    if name == "QUAD_PERM":
+        return 0x8000 | sum(n << 2 * k for k, n in enumerate(numbers))
+    if name == "BROADCAST":
+        return ~(numbers[0] - 1) & 31 | numbers[1] << 5
+    return 31 | {"SWAP": numbers[0], "REVERSE": numbers[0] - 1}[name] << 10
 
 
 _FAMILIES = [
-    (re.compile(r"(?:global|flat)_load_lds_(dword|dwordx3|dwordx4)"), _global_load_lds),
+    (re.compile(r"global_load_lds_(dword|dwordx3|dwordx4)"), _global_load_lds),
     (re.compile(rf"(?:global|flat)_load_({'|'.join(_MEMORY)})"), _global_load),
     (re.compile(rf"(?:global|flat)_store_({'|'.join(_MEMORY)})"), _global_store),
     (re.compile(r"(?:global|flat)_atomic_(\w+?)(_x2)?"), _global_atomic),

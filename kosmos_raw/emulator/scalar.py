@@ -87,11 +87,33 @@ def _clock(c: Context, i: Instruction) -> str:
 
 def _get_register(c: Context, i: Instruction) -> str:
     m = re.fullmatch(r"hwreg\((\w+)(?:, *(\d+), *(\d+))?\)", i.operands[1].text)
-    known = {"HW_REG_XCC_ID": "w.xcc", "HW_REG_HW_ID": "w.hardware_id", "HW_REG_MODE": "0xf0u"}
+    known = {"HW_REG_XCC_ID": "w.xcc", "HW_REG_HW_ID": "w.hardware_id", "HW_REG_MODE": "w.mode"}
     if not m or m[1] not in known:
         raise Unsupported(i.operands[1].text)
     first, count = int(m[2] or 0), int(m[3] or 32)
     return f"w.s[{c.scalar(i.operands[0])}] = (u32)({known[m[1]]} >> {first} & bit_run(0, {count}));"
+
+
+def _set_register(c: Context, i: Instruction) -> str:
+    """Of MODE alone, and of that what becomes of float32 subnormals."""
+    if i.operands[0].text.replace(" ", "") != "hwreg(HW_REG_MODE,4,2)":
+        raise Unsupported(i.operands[0].text)
+    return f"w.mode = (w.mode & ~0x30u) | ({c.scalar_value(i.operands[1])} & 3) << 4;"
+
+
+_INDEXED = ("SRC0", "SRC1", "SRC2", "DST")  # bits 12 to 15 of M0
+
+
+def _index_on(c: Context, i: Instruction) -> str:
+    names = re.findall(r"\w+", i.text.partition("gpr_idx(")[2])
+    c.indexed = frozenset(names)
+    bits = sum(1 << _INDEXED.index(name) for name in names)
+    return f"w.s[M0] = (w.s[M0] & 0xffff0f00u) | ({c.scalar_value(i.operands[0])} & 255) | {bits}u << 12;"
+
+
+def _index_off(c: Context, i: Instruction) -> str:
+    c.indexed = frozenset()
+    return ""
 
 
 def _get_pc(c: Context, i: Instruction) -> str:
@@ -104,5 +126,9 @@ _SPECIAL = {
     "s_memtime": _clock,
     "s_memrealtime": _clock,
     "s_getreg_b32": _get_register,
+    "s_setreg_b32": _set_register,
+    "s_setreg_imm32_b32": _set_register,
+    "s_set_gpr_idx_on": _index_on,
+    "s_set_gpr_idx_off": _index_off,
     "s_getpc_b64": _get_pc,
 }

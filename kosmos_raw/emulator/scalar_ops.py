@@ -45,6 +45,8 @@ def _of_width(bits: int, t: str, signed: str) -> None:
     _op(f"s_ff0_i32_b{bits}", f"i:{t}", "~a ? __builtin_ctzll(~a) : -1")
     _op(f"s_ff1_i32_b{bits}", f"i:{t}", "a ? __builtin_ctzll(a) : -1")
     _op(f"s_flbit_i32_b{bits}", f"i:{t}", f"a ? __builtin_clzll(a) - {64 - bits} : -1")
+    signs = f"__builtin_clrsb{'ll' if bits == 64 else ''}(a)"
+    _op(f"s_flbit_i32{'_i64' if bits == 64 else ''}", f"i:{signed}", f"a == 0 || a == -1 ? -1 : {signs} + 1")
     _op(f"s_bfe_u{bits}", f"{t}:{t}u", f"a >> (b & {last}) & bit_run(0, b >> 16 & 127)", "nonzero")
     field = f"bit_run(0, smaller(b >> 16 & 127, {bits}u)) & (u64)a >> (b & {last})"
     _op(f"s_bfe_i{bits}", f"{signed}:{t}u", f"sign_extend({field}, smaller(b >> 16 & 127, {bits}u))", "nonzero")

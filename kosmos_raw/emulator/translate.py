@@ -94,6 +94,8 @@ def _function(c: Context, unknown: dict[str, tuple[int, str, str]]) -> str:
     for name in _POINTERS_NOT_GIVEN:
         if kernel.flag(f"user_sgpr_{name}"):
             raise Unsupported(f"{kernel.name} asks for {name}: pass sizes as ordinary arguments")
+    keeps = kernel.flag("float_denorm_mode_32") == 3  # the assembler's default is 0: flush them
+    c.flushes = not keeps or any(i.mnemonic.startswith("s_setreg") for i in kernel.instructions)
     body = _Body(kernel)
     labels_at: dict[int, list[str]] = {}
     for name, index in kernel.labels.items():
@@ -102,6 +104,8 @@ def _function(c: Context, unknown: dict[str, tuple[int, str, str]]) -> str:
     for index, i in enumerate(kernel.instructions):
         for name in labels_at.get(index, ()):
             body.count_instructions()
+            if c.indexed:
+                raise Unsupported(f"line {i.line}: a branch into a stretch of indexed registers")
             body.add(f"case {body.label_number[name]}: L{body.label_number[name]}:;")
         body.counted += 1
         c.used.add(i.mnemonic)
@@ -209,6 +213,13 @@ _CONTROL = {
 
 
 # ---- the rest of the file ----
+def _mode(k: Kernel) -> int:
+    """MODE at the start, with the assembler's defaults."""
+    fields = {"float_round_mode_32": (0, 0), "float_round_mode_16_64": (2, 0), "float_denorm_mode_32": (4, 0)}
+    fields |= {"float_denorm_mode_16_64": (6, 3), "dx10_clamp": (8, 1), "ieee_mode": (9, 1)}
+    return sum(k.metadata.get(name, default) << at for name, (at, default) in fields.items())
+
+
 def _constant_data(data: dict[str, bytes], addressed: set[str]) -> Iterable[str]:
     for name in sorted(addressed):
         yield f"alignas(64) static const u8 data_{identifier(name)}[] = {{{', '.join(map(str, data[name]))}}};"
@@ -226,6 +237,7 @@ def _tables(kernels: Iterable[Kernel], name: str) -> str:
             k.flag("user_sgpr_count"),
             dims,
             k.max_block,
+            _mode(k),
         ]
         rows.append(f"    {{{json.dumps(k.name)}, run_{identifier(k.name)}, {', '.join(map(str, numbers))}}},\n")
     table = f"static const KernelInfo kernels[] = {{\n{''.join(rows)}}};\n"

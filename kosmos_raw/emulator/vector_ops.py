@@ -7,6 +7,7 @@ u i unsigned and signed 32 bits, q j 64 bits, w s 16 bits; h f d floats of 16, 3
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 TYPES = {
     "u": "u32",
@@ -29,6 +30,9 @@ class VectorOp:
     result: str
     sources: str
     expression: str
+    keeps_high: bool = False  # of a 16-bit result: the register's upper half stays; else it becomes zero
+    by_mode: bool = True  # float32 subnormals are flushed where MODE says so
+    saturated: str = ""  # the expression with `clamp`, of integers
 
     @property
     def wide(self) -> bool:
@@ -39,16 +43,16 @@ VECTOR: dict[str, VectorOp] = {}
 PACKED: dict[str, VectorOp] = {}  # the same on both halves of each operand; types are those of one half
 
 
-def _op(names: str, signature: str, expression: str) -> None:
+def _op(names: str, signature: str, expression: str, **more: Any) -> None:
     result, sources = signature.split(":")
     for name in names.split():
-        VECTOR[name] = VectorOp(result, sources, expression)
+        VECTOR[name] = VectorOp(result, sources, expression, **more)
 
 
-def _packed(names: str, signature: str, expression: str) -> None:
+def _packed(names: str, signature: str, expression: str, **more: Any) -> None:
     result, sources = signature.split(":")
     for name in names.split():
-        PACKED[name] = VectorOp(result, sources, expression)
+        PACKED[name] = VectorOp(result, sources, expression, **more)
 
 
 def _moves_and_bits() -> None:
@@ -93,19 +97,27 @@ def _moves_and_bits() -> None:
 
 
 def _integers() -> None:
+    saturated = {"add": "clamped_sum(a, b)", "sub": "clamped_difference(a, b)", "subrev": "clamped_difference(b, a)"}
     for name, e in {"add": "a + b", "sub": "a - b", "subrev": "b - a"}.items():
-        _op(f"v_{name}_u32", "u:uu", e)
-        _op(f"v_{name}_u16", "w:ww", e)
+        _op(f"v_{name}_u32", "u:uu", e, saturated=saturated[name])
+        _op(f"v_{name}_u16", "w:ww", e, saturated=saturated[name])
         _op(f"v_{name}_f16", "h:hh", e)
         _op(f"v_{name}_f32", "f:ff", e)
-    _op("v_add_i32", "u:uu", "a + b")
-    _op("v_sub_i32", "u:uu", "a - b")
+    for name, e in {"add": "a + b", "sub": "a - b"}.items():
+        _op(f"v_{name}_i32", "i:ii", e.replace("a", "(u32)a").replace("b", "(u32)b"), saturated=saturated[name])
+        _op(f"v_{name}_i16", "s:ss", e, saturated=saturated[name])
     _op("v_add3_u32", "u:uuu", "a + b + c")
     _op("v_mul_lo_u32", "u:uu", "a * b")
     _op("v_mul_hi_u32", "u:uu", "(u32)((u64)a * b >> 32)")
     _op("v_mul_hi_i32", "u:ii", "(u32)((u64)((i64)a * b) >> 32)")
     _op("v_mul_lo_u16", "w:ww", "(u16)((u32)a * b)")
-    _op("v_mad_u16", "w:www", "(u16)((u32)a * b + c)")
+    _op("v_mad_u16 v_mad_i16", "w:www", "(u32)a * b + c", keeps_high=True)
+    _op("v_mad_legacy_u16 v_mad_legacy_i16", "w:www", "(u32)a * b + c")
+    for c in ("", "c"):
+        _op(f"v_dot4{c}_i32_i8", "i:uu+" if c else "i:uui", "dot_signed<8>(a, b, c)")
+        _op(f"v_dot2{c}_i32_i16", "i:uu+" if c else "i:uui", "dot_signed<16>(a, b, c)")
+    _op("v_dot4_u32_u8", "u:uuu", "dot_unsigned<8>(a, b, c)")
+    _op("v_dot2_u32_u16", "u:uuu", "dot_unsigned<16>(a, b, c)")
     low, signed = "({} & 0xffffff)", "((i32)({} << 8) >> 8)"
     a, b = low.format("a"), low.format("b")
     _op("v_mul_u32_u24", "u:uu", f"{a} * {b}")
@@ -127,8 +139,8 @@ def _floats() -> None:
     for suffix, t in {"f16": "h", "f32": "f", "f64": "d"}.items():
         two, three = f"{t}:{t}{t}", f"{t}:{t}{t}{t}"
         _op(f"v_mul_{suffix}", two, "a * b")
-        _op(f"v_fma_{suffix}", three, "fma_(a, b, c)")
-        _op(f"v_fmac_{suffix}", f"{t}:{t}{t}+", "fma_(a, b, c)")
+        _op(f"v_fma_{suffix}", three, "fma_(a, b, c)", keeps_high=t == "h")
+        _op(f"v_fmac_{suffix}", f"{t}:{t}{t}+", "fma_(a, b, c)", keeps_high=t == "h")
         _op(f"v_max_{suffix}", two, "max_num(a, b)")
         _op(f"v_min_{suffix}", two, "min_num(a, b)")
         _op(
@@ -149,7 +161,7 @@ def _floats() -> None:
         _op(f"v_{name}_f32", "f:f", f"__builtin_{call}f(a)")
         _op(f"v_{name}_f64", "d:d", f"__builtin_{call}(a)")
         _op(f"v_{name}_f16", "h:h", f"(half)__builtin_{call}f((float)a)")
-    # Hardware approximates these to about one unit in the last place.
+    # Hardware approximates these to about one unit in the last place, and takes and gives no float32 subnormals.
     one_argument = {
         "exp": "__builtin_exp2f({})",
         "log": "__builtin_log2f({})",
@@ -158,17 +170,17 @@ def _floats() -> None:
     }
     one_argument |= {"rsq": "1.f / __builtin_sqrtf({})", "sin": "sine_of_turns({})", "cos": "cosine_of_turns({})"}
     for name, e in one_argument.items():
-        _op(f"v_{name}_f32", "f:f", e.format("a"))
+        _op(f"v_{name}_f32", "f:f", f"flushed({e.format('flushed(a)')})", by_mode=False)
         _op(f"v_{name}_f16", "h:h", f"(half)({e.format('(float)a')})")
-    _op("v_rcp_iflag_f32", "f:f", "1.f / a")
+    _op("v_rcp_iflag_f32", "f:f", "flushed(1.f / flushed(a))", by_mode=False)
     _op("v_rcp_f64", "d:d", "1. / a")
     _op("v_rsq_f64", "d:d", "1. / __builtin_sqrt(a)")
     _op("v_sqrt_f64", "d:d", "__builtin_sqrt(a)")
     _op("v_fract_f32", "f:f", "fraction_part(a)")
-    _op("v_frexp_mant_f32", "f:f", "mantissa_part(a)")
-    _op("v_frexp_exp_i32_f32", "i:f", "exponent_part(a)")
-    _op("v_div_fixup_f32", "f:fff", "div_fixup(a, b, c)")
-    _op("v_div_fixup_f64", "d:ddd", "div_fixup(a, b, c)")
+    _op("v_frexp_mant_f32", "f:f", "mantissa_part(a)", by_mode=False)
+    _op("v_frexp_exp_i32_f32", "i:f", "exponent_part(a)", by_mode=False)
+    for suffix, t in {"f16": "h", "f32": "f", "f64": "d"}.items():
+        _op(f"v_div_fixup_{suffix}", f"{t}:{t}{t}{t}", "div_fixup(a, b, c)", keeps_high=t == "h", by_mode=False)
     _op("v_dot2_f32_bf16", "f:uuf", "dot_bf16(a, b, c)")
     _op("v_dot2c_f32_bf16", "f:uu+", "dot_bf16(a, b, c)")
     _op("v_dot2_f32_f16", "f:uuf", "dot_f16(a, b, c)")
@@ -212,8 +224,8 @@ def _packed_arithmetic() -> None:
     _packed("v_pk_min_f16", "h:hh", "min_num(a, b)")
     _packed("v_pk_mov_b32", "u:uu", "0")  # not the same on both halves: see vector.py
     for suffix, t in {"u16": "w", "i16": "s"}.items():
-        _packed(f"v_pk_add_{suffix}", f"{t}:{t}{t}", "a + b")
-        _packed(f"v_pk_sub_{suffix}", f"{t}:{t}{t}", "a - b")
+        _packed(f"v_pk_add_{suffix}", f"{t}:{t}{t}", "a + b", saturated="clamped_sum(a, b)")
+        _packed(f"v_pk_sub_{suffix}", f"{t}:{t}{t}", "a - b", saturated="clamped_difference(a, b)")
         _packed(f"v_pk_max_{suffix}", f"{t}:{t}{t}", "larger(a, b)")
         _packed(f"v_pk_min_{suffix}", f"{t}:{t}{t}", "smaller(a, b)")
         _packed(f"v_pk_mad_{suffix}", f"{t}:{t}{t}{t}", "(u32)a * (u32)b + (u32)c")

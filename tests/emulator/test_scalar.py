@@ -33,6 +33,11 @@ def flbit(x: int, bits: int) -> int:
     return bits - x.bit_length() if x else -1
 
 
+def sign_bits(x: int, bits: int) -> int:
+    """How many of the first bits are like the first; -1 when all are."""
+    return bits - (~x if x < 0 else x).bit_length() if x not in (0, -1) else -1
+
+
 # text: (result, SCC), from a, b (64 bits each) and SCC before, as the least significant bit of c; None keeps SCC.
 # {d} {a} {b} are 32-bit registers, capitals pairs; the result before is 0x55aa in {d} and 0 above.
 OLD = 0x55AA
@@ -64,6 +69,8 @@ OPS = {
     "s_bcnt1_i32_b64 {d}, {A}": lambda a, b, c: (a.bit_count(), a != 0),
     "s_ff1_i32_b64 {d}, {A}": lambda a, b, c: ((a & -a).bit_length() - 1, None),
     "s_flbit_i32_b32 {d}, {a}": lambda a, b, c: (flbit(cut(a), 32), None),
+    "s_flbit_i32 {d}, {a}": lambda a, b, c: (sign_bits(signed(a), 32), None),
+    "s_flbit_i32_i64 {d}, {A}": lambda a, b, c: (sign_bits(signed(a, 64), 64), None),
     "s_brev_b32 {d}, {a}": lambda a, b, c: (int(f"{cut(a):032b}"[::-1], 2), None),
     "s_min_i32 {d}, {a}, {b}": lambda a, b, c: (min(signed(a), signed(b)), signed(a) < signed(b)),
     "s_max_u32 {d}, {a}, {b}": lambda a, b, c: (max(cut(a), cut(b)), cut(a) > cut(b)),

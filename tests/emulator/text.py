@@ -13,7 +13,7 @@ from kosmos_raw.build import gfx950, zig
 KERNELS = Path(__file__).parent / "kernels"
 
 
-def kernel(name: str, body: str, vgprs: int = 64, lds: int = 0, kernarg: int = 64, threads: int = 1024) -> str:
+def kernel(name: str, body: str, vgprs: int = 64, lds: int = 0, kernarg: int = 64, denormals: int = 3) -> str:
     """A kernel whose arguments are at s[0:1], its workgroup's id in s2, and its threads' ids in v0."""
     lines = "\n".join(line if line.endswith(":") else f"\t{line.strip()}" for line in body.strip().split("\n"))
     return f"""\
@@ -37,6 +37,7 @@ def kernel(name: str, body: str, vgprs: int = 64, lds: int = 0, kernarg: int = 6
 \t\t.amdhsa_next_free_vgpr {vgprs}
 \t\t.amdhsa_next_free_sgpr 96
 \t\t.amdhsa_accum_offset {vgprs}
+\t\t.amdhsa_float_denorm_mode_32 {denormals}
 \t.end_amdhsa_kernel
 """
 

@@ -250,6 +250,14 @@ template <class X, class Whole, int LOW, int HIGH, int NEGATE_LOW, int NEGATE_HI
   }
 };
 
+// A move of which M0 chooses the result's or the source's register.
+NOINLINE inline void v_mov_indexed(Wave& w, u32 d, u32 from, bool chosen_d, bool chosen_from) {
+  const u32 n = w.s[M0] & 255, to = d + (chosen_d ? n : 0), source = from + (chosen_from ? n : 0);
+  if (to >= w.vector_registers || source >= w.vector_registers)
+    w.services->fault(w, "index past the last vector register", larger(to, source));
+  copy_lanes(w.v[to], w.v[source], w.exec());
+}
+
 NOINLINE inline void v_swap_b32(Wave& w, u32 d, u32 x) {
   alignas(64) u32 old[LANES];
   memcpy(old, w.v[d], sizeof old);

@@ -17,6 +17,10 @@ struct Near {  // a scalar base and an unsigned 32-bit offset in a vector regist
     for (int l = 0; l < LANES; l++) out[l] = base + w.v[a][l];
   }
 };
+// A pointer that may point anywhere. Windows above all host addresses stand for a workgroup's LDS and a lane's scratch.
+constexpr u64 SHARED_APERTURE = 0x10000ull << 32, PRIVATE_APERTURE = 0x20000ull << 32;
+struct Flat : Far {};
+
 // Raw buffers: base and size from a descriptor of four scalars. Lanes past the end get address 0: they read zero and
 // store nothing.
 struct Buffer {
@@ -45,6 +49,28 @@ INLINE Access& describe(Wave& w, Action action, Format f, u32 dwords, Coherence 
 }
 
 // ---- global and buffer ----
+// Lanes that a flat address sends into a window: their bytes on the host. These accesses happen at once.
+INLINE u64 in_windows(Wave& w, u64* address, u32 bytes) {
+  u64 lanes = 0;
+  each_active(w.exec(), [&](int l) {
+    const u64 window = address[l] >> 32 << 32, at = address[l] & 0xffffffff;
+    if (window != SHARED_APERTURE && window != PRIVATE_APERTURE) return;
+    const bool shared = window == SHARED_APERTURE;
+    if (at + bytes > (shared ? w.lds_bytes : w.scratch_bytes))
+      w.services->fault(w, shared ? "flat access past the end of LDS, at" : "flat access past the end of scratch, at", at);
+    address[l] = (u64)(shared ? w.lds : w.scratch + (u64)l * w.scratch_bytes) + at;
+    lanes |= 1ull << l;
+  });
+  return lanes;
+}
+// For the time of one instruction: EXEC without some lanes.
+struct Without {
+  Wave& w;
+  const u64 exec;
+  Without(Wave& w, u64 lanes) : w(w), exec(w.exec()) { w.set_s64(EXEC, exec & ~lanes); }
+  ~Without() { w.set_s64(EXEC, exec); }
+};
+
 template <Format F, int N> INLINE void load_from(Wave& w, u32 d, const u64* address, Coherence scope) {
   if (!w.plain) {
     Access& x = describe(w, LOAD, F, N, scope, d);
@@ -70,12 +96,26 @@ template <Format F, int N, class Where>
 NOINLINE void global_load(Wave& w, u32 d, u32 a, u32 s, i32 offset, Coherence scope) {
   u64 address[LANES];
   Where::resolve(w, a, s, offset, address);
+  if constexpr (__is_same(Where, Flat)) {
+    const u64 near = in_windows(w, address, bytes_of(F, N));
+    const Without others(w, near);
+    load_from<F, N>(w, d, address, scope);
+    each_active(near, [&](int l) { load_lane(F, N, w.v + d, l, (const u8*)address[l]); });
+    return;
+  }
   load_from<F, N>(w, d, address, scope);
 }
 template <Format F, int N, class Where>
 NOINLINE void global_store(Wave& w, u32 from, u32 a, u32 s, i32 offset, Coherence scope) {
   u64 address[LANES];
   Where::resolve(w, a, s, offset, address);
+  if constexpr (__is_same(Where, Flat)) {
+    const u64 near = in_windows(w, address, bytes_of(F, N));
+    const Without others(w, near);
+    each_active(near, [&](int l) { store_lane(F, N, w.v + from, l, (u8*)address[l]); });
+    store_to<F, N>(w, from, address, scope);
+    return;
+  }
   store_to<F, N>(w, from, address, scope);
 }
 template <Format F, int N>
@@ -96,7 +136,10 @@ NOINLINE void global_atomic(Wave& w, u32 d, u32 a, u32 data, u32 s, i32 offset, 
   constexpr int REGISTERS = OP == ATOMIC_CMPSWAP ? 2 * N : N;
   u64 address[LANES];
   Where::resolve(w, a, s, offset, address);
-  if (!w.plain) {
+  u64 near = 0;
+  if constexpr (__is_same(Where, Flat)) near = in_windows(w, address, 4 * N);
+  if (near && near != w.exec()) w.services->fault(w, "flat atomic of which some lanes only mean LDS or scratch", near);
+  if (!w.plain && !near) {
     Access& x = describe(w, ATOMIC, DWORDS, N, scope, d);
     x.op = OP;
     x.returns = RETURNS;
@@ -288,20 +331,20 @@ NOINLINE inline void ds_swizzle(Wave& w, u32 d, u32 from, u32 pattern) {
 // ds_cmpst: expected first, new value second; turned round for the atomic that memory has.
 template <AtomicOp OP, int N, bool RETURNS>
 NOINLINE void lds_compare_swap(Wave& w, u32 d, u32 a, u32 expected, u32 value, u32 offset) {
-  check_lds(w, w.v[a], offset, 4);
+  check_lds(w, w.v[a], offset, 4 * N);
+  alignas(64) u32 data[2 * N][LANES], address[LANES];
+  memcpy(data, w.v[value], N * sizeof data[0]);
+  memcpy(data + N, w.v[expected], N * sizeof data[0]);
+  memcpy(address, w.v[a], sizeof address);
   if (!w.plain) {
-    Access& x = describe_lds(w, LDS_ATOMIC, DWORDS, N, d, w.v[a], offset);
+    Access& x = describe_lds(w, LDS_ATOMIC, DWORDS, N, d, address, offset);
     x.op = OP;
     x.returns = RETURNS;
-    memcpy(x.data[0], w.v[value], sizeof x.data[0]);
-    memcpy(x.data[1], w.v[expected], sizeof x.data[1]);
+    memcpy(x.data, data, sizeof data);
     w.services->issue(w, x);
     return;
   }
   each_active(w.exec(), [&](int l) {
-    u32* p = (u32*)(w.lds + w.v[a][l] + offset);
-    const u32 old = *p;
-    if (old == w.v[expected][l]) *p = w.v[value][l];
-    if (RETURNS) w.v[d][l] = old;
+    atomic_lane(OP, N, w.lds + address[l] + offset, data, RETURNS ? w.v + d : nullptr, l);
   });
 }

@@ -57,6 +57,13 @@ INLINE float divide_by_scale(float x, float scale) {
 }
 INLINE float multiply_by_scale(float x, float scale) { return x * from_e8m0(to_bits(scale) >> 23 & 255); }
 
+// What hardware makes of a float32 subnormal that it does not keep: a zero of the same sign.
+INLINE float flushed(float x) {
+  const u32 u = to_bits(x);
+  return from_bits<float>(u & 0x7f800000 ? u : u & 0x80000000);
+}
+INLINE float by_mode(bool keeps, float x) { return keeps ? x : flushed(x); }
+
 // Float to integer: truncates, saturates, NaN becomes 0.
 INLINE u32 to_u32(float x) { return !(x > 0) ? 0 : x >= 4294967296.f ? ~0u : (u32)x; }
 INLINE i32 to_i32(float x) {
@@ -107,6 +114,7 @@ template <class T, int E, int M> INLINE bool in_class(T x, u32 mask) {
   return mask >> c & 1;
 }
 
+INLINE int exponent_of(half x) { return to_bits(x) >> 10 & 31; }
 INLINE int exponent_of(float x) { return to_bits(x) >> 23 & 255; }
 INLINE int exponent_of(double x) { return to_bits(x) >> 52 & 2047; }
 template <class T> INLINE bool subnormal(T x) { return x != 0 && exponent_of(x) == 0; }
@@ -178,6 +186,23 @@ INLINE u32 to_f16_toward_zero(float x) {
   const bool infinite = (nearest & 0x7fff) == 0x7c00;
   if (infinite) return __builtin_isinf(x) ? nearest : sign | 0x7bff;
   return __builtin_fabsf(back) > __builtin_fabsf(x) ? nearest - 1 : nearest;
+}
+// Integers with `clamp`.
+template <class T> INLINE T clamped(i64 x) {
+  constexpr bool SIGNED = (T)-1 < 0;
+  constexpr i64 TOP = (1ll << (8 * sizeof(T) - SIGNED)) - 1, LEAST = SIGNED ? -TOP - 1 : 0;
+  return (T)larger(LEAST, smaller(x, TOP));
+}
+template <class T> INLINE T clamped_sum(T a, T b) { return clamped<T>((i64)a + (i64)b); }
+template <class T> INLINE T clamped_difference(T a, T b) { return clamped<T>((i64)a - (i64)b); }
+template <int BITS> INLINE u32 dot_unsigned(u32 a, u32 b, u32 c) {
+  for (int i = 0; i < 32; i += BITS) c += (a >> i & ((1u << BITS) - 1)) * (b >> i & ((1u << BITS) - 1));
+  return c;
+}
+template <int BITS> INLINE i32 dot_signed(u32 a, u32 b, i32 c) {
+  for (int i = 0; i < 32; i += BITS)
+    c = (i32)((u32)c + (u32)(((i32)(a << (32 - BITS - i)) >> (32 - BITS)) * ((i32)(b << (32 - BITS - i)) >> (32 - BITS))));
+  return c;
 }
 INLINE u32 put_byte(u32 into, u32 which, u32 byte) { return (into & ~(255u << (8 * which))) | byte << (8 * which); }
 INLINE u32 sum_of_byte_differences(u32 a, u32 b) {

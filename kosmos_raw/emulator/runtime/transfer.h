@@ -65,6 +65,11 @@ template <class T, class Signed> INLINE T combine(AtomicOp op, T old, T x, T exp
     case ATOMIC_CMPSWAP: return old == expected ? x : old;
     case ATOMIC_ADD_F32: return to_bits(from_bits<float>((u32)old) + from_bits<float>((u32)x));
     case ATOMIC_PK_ADD_F16: case ATOMIC_PK_ADD_BF16: return add_halves(op, (u32)old, (u32)x);
+    case ATOMIC_INC: return old >= x ? 0 : old + 1;
+    case ATOMIC_DEC: return old == 0 || old > x ? x : old - 1;
+    case ATOMIC_ADD_F64: return (T)to_bits(from_bits<double>((u64)old) + from_bits<double>((u64)x));
+    case ATOMIC_MIN_F64: return (T)to_bits(min_num(from_bits<double>((u64)old), from_bits<double>((u64)x)));
+    case ATOMIC_MAX_F64: return (T)to_bits(max_num(from_bits<double>((u64)old), from_bits<double>((u64)x)));
   }
   return old;
 }

@@ -3,7 +3,7 @@
 #pragma once
 #include "types.h"
 
-constexpr u32 ABI = 1;
+constexpr u32 ABI = 2;
 constexpr int LANES = 64;
 constexpr u32 LDS_LIMIT = 163840;
 
@@ -22,7 +22,8 @@ enum Action : u8 {
 
 enum AtomicOp : u8 {
   ATOMIC_ADD, ATOMIC_SUB, ATOMIC_UMAX, ATOMIC_UMIN, ATOMIC_SMAX, ATOMIC_SMIN, ATOMIC_AND, ATOMIC_OR, ATOMIC_XOR,
-  ATOMIC_SWAP, ATOMIC_CMPSWAP, ATOMIC_ADD_F32, ATOMIC_PK_ADD_F16, ATOMIC_PK_ADD_BF16
+  ATOMIC_SWAP, ATOMIC_CMPSWAP, ATOMIC_ADD_F32, ATOMIC_PK_ADD_F16, ATOMIC_PK_ADD_BF16, ATOMIC_INC, ATOMIC_DEC,
+  ATOMIC_ADD_F64, ATOMIC_MIN_F64, ATOMIC_MAX_F64
 };
 
 // Who must see a store, or whose stores a load must see: the sc0 and sc1 bits.
@@ -77,6 +78,7 @@ struct Wave {
   u8* scratch;
   u32 scratch_bytes;  // a lane
   u32 xcc, hardware_id, index;
+  u32 mode;           // the register: of it, only what becomes of float32 subnormals has an effect
   u32 vector_registers;
   Workgroup* group;
   AccessQueue *memory_queue, *lds_queue;  // vmcnt, lgkmcnt
@@ -95,6 +97,7 @@ struct KernelInfo {
   u32 user_sgprs;          // the workgroup's ids follow
   u32 workgroup_id_dims;   // bit 0 x, 1 y, 2 z
   u32 max_block;
+  u32 mode;                // MODE at the start
 };
 
 struct ModuleInfo {

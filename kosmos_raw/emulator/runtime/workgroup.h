@@ -115,6 +115,7 @@ inline void start_wave(Workgroup& g, u32 index, const WaveSetup& s) {
   w.preempt_one_in = s.preempt_one_in;
   w.random.seed(s.seed, (u64)s.rank << 40 | (u64)g.index << 8 | index);
   w.xcc = s.xcc;
+  w.mode = k.mode;
   w.hardware_id = (index & 15) | (index & 3) << 4 | (g.index / 8 & 15) << 8;
   w.vector_registers = k.vector_registers;
   g.state[index] = YIELDED;
