@@ -31,7 +31,16 @@ inline void write_through(Vec16* p, Vec16 v) {
   write_through(&p->hi, v.hi);
 }
 
-struct Converts {};
+struct Converts {  // 32 at a time, in vectors of the compiler's choice, which it does not find by itself
+  using Bits32 = u32 __attribute__((vector_size(128)));
+  using Floats32 = float __attribute__((vector_size(128)));
+  static void low_bytes(Bits32 x, u32 (&bytes)[8]) {
+    using Bytes = unsigned char __attribute__((vector_size(32)));
+    const Bytes b = __builtin_convertvector(x, Bytes);
+    __builtin_memcpy(bytes, &b, sizeof b);
+  }
+  static u32 largest(Bits32 x) { return __builtin_reduce_max((int __attribute__((vector_size(128))))x); }  // below 2^31
+};
 
 // There are more WGs than cores: what is waited for runs only if the waiter leaves the core.
 inline void pause() { sched_yield(); }

@@ -32,26 +32,23 @@ DEVICE inline float inverse_scale(u32 byte) { return float_of(byte == 254 ? 0x00
 // 2^(byte - 127). Of 0 it is subnormal, of 255 a NaN.
 DEVICE inline float scale_value(u32 byte) { return float_of(byte == 255 ? 0x7fc00000 : byte == 0 ? 0x00400000 : byte << 23); }
 
-// To nearest even, saturating; a NaN becomes 0x7f. Adding a power of two 2^20 above y leaves y's four upper bits, or all
-// multiples of 2^-9, as the last bits of a sum that has rounded the others away.
-DEVICE inline u32 to_e4m3(float y) {
+// Codes of FP32 magnitudes, of one or of a vector: to nearest even, saturating. Adding a power of two 2^20 above y leaves
+// y's four upper bits, or all multiples of 2^-9, as the last bits of a sum that has rounded the others away.
+template <class Float, class Bits> DEVICE inline Bits e4m3_codes(Bits magnitude) {
+  const Bits most = Bits{} + 0x43e00000, kept = magnitude > most ? most : magnitude;  // 448
+  const Bits least = Bits{} + 0x3c800000, binade = kept & 0x7f800000, low = binade < least ? least : binade;  // 2^-6
+  const Bits anchor = low + (20u << 23);
+  const Bits rounded = __builtin_bit_cast(Bits, __builtin_bit_cast(Float, kept) + __builtin_bit_cast(Float, anchor));
+  return rounded - anchor + (low >> 20) - (121u << 3);
+}
+DEVICE inline u32 to_e4m3(float y) {  // a NaN becomes 0x7f
   const u32 bits = bits_of(y), magnitude = bits & 0x7fffffff;
-  const u32 kept = magnitude > 0x43e00000 ? 0x43e00000 : magnitude;  // 448
-  const u32 binade = kept & 0x7f800000, low = binade < 0x3c800000 ? 0x3c800000 : binade;  // at least 2^-6
-  const u32 anchor = low + (20u << 23);
-  const u32 code = bits_of(float_of(kept) + float_of(anchor)) - anchor + (low >> 20) - (121u << 3);
-  return magnitude > FP32_INFINITY ? 0x7f : code | (bits >> 24 & 0x80);
+  return magnitude > FP32_INFINITY ? 0x7f : e4m3_codes<float>(magnitude) | (bits >> 24 & 0x80);
 }
 // Moved to FP32's places an element is 2^-120 of itself, subnormal ones included.
 DEVICE inline float from_e4m3(u32 code) {
   const u32 magnitude = code & 0x7f;
   return magnitude == 0x7f ? float_of(0x7fc00000) : float_of(magnitude << 20 | (code & 0x80) << 24) * float_of(247u << 23);
-}
-
-// Four elements, the first in the low byte. All finite: then a target may have an instruction for two.
-template <class By = target::Converts> DEVICE inline u32 to_four_e4m3(float a, float b, float c, float d) {
-  if constexpr (requires { By::two_e4m3(a, b); }) return By::two_e4m3(a, b) | By::two_e4m3(c, d) << 16;
-  else return to_e4m3(a) | to_e4m3(b) << 8 | to_e4m3(c) << 16 | to_e4m3(d) << 24;
 }
 
 // A block with a NaN or an infinity in it.
@@ -73,16 +70,44 @@ DEVICE inline u32 quantize_special(const u32 (&x)[MX_BLOCK], ScaleRule rule, u32
   return byte;
 }
 
-// One block of FP32 bits; `largest` of their magnitudes, as integers. Returns the byte.
-DEVICE inline u32 quantize_block(const u32 (&x)[MX_BLOCK], u32 largest, ScaleRule rule, u32 (&elements)[MX_BLOCK / 4]) {
+// 32 finite FP32 times a power of two, as elements: four in a word, the first in the low byte. A target may have vectors,
+// or an instruction for two.
+template <class By = target::Converts>
+DEVICE inline void block_e4m3(const u32 (&x)[MX_BLOCK], float inverse, u32 (&elements)[MX_BLOCK / 4]) {
+  if constexpr (requires { typename By::Bits32; }) {
+    using Bits = typename By::Bits32;
+    using Floats = typename By::Floats32;
+    const Bits bits = __builtin_bit_cast(Bits, __builtin_bit_cast(Floats, x) * inverse);
+    By::low_bytes(e4m3_codes<Floats>(bits & 0x7fffffff) | (bits >> 24 & 0x80), elements);
+  } else {
+#pragma unroll
+    for (u32 i = 0; i < MX_BLOCK; i += 4) {
+      float y[4];
+#pragma unroll
+      for (u32 j = 0; j < 4; j++) y[j] = float_of(x[i + j]) * inverse;
+      if constexpr (requires { By::two_e4m3(y[0], y[1]); })
+        elements[i / 4] = By::two_e4m3(y[0], y[1]) | By::two_e4m3(y[2], y[3]) << 16;
+      else elements[i / 4] = to_e4m3(y[0]) | to_e4m3(y[1]) << 8 | to_e4m3(y[2]) << 16 | to_e4m3(y[3]) << 24;
+    }
+  }
+}
+template <class By = target::Converts> DEVICE inline u32 largest_magnitude(const u32 (&x)[MX_BLOCK]) {
+  if constexpr (requires { typename By::Bits32; })
+    return By::largest(__builtin_bit_cast(typename By::Bits32, x) & 0x7fffffff);
+  u32 largest = 0;
+#pragma unroll
+  for (u32 i = 0; i < MX_BLOCK; i++) {
+    const u32 magnitude = x[i] & 0x7fffffff;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest;
+}
+
+// One block of FP32 bits. Returns its byte.
+DEVICE inline u32 quantize_block(const u32 (&x)[MX_BLOCK], ScaleRule rule, u32 (&elements)[MX_BLOCK / 4]) {
+  const u32 largest = largest_magnitude(x);  // as an integer: NaNs are above infinity
   if (__builtin_expect(largest >= FP32_INFINITY, 0)) return quantize_special(x, rule, elements);
   const u32 byte = scale_byte(largest, rule);
-  const float inverse = inverse_scale(byte);
-#pragma unroll
-  for (u32 i = 0; i < MX_BLOCK / 4; i++) {
-    const u32* four = x + i * 4;
-    elements[i] = to_four_e4m3(float_of(four[0]) * inverse, float_of(four[1]) * inverse, float_of(four[2]) * inverse,
-                               float_of(four[3]) * inverse);
-  }
+  block_e4m3(x, inverse_scale(byte), elements);
   return byte;
 }

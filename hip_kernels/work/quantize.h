@@ -41,15 +41,7 @@ struct MxScratch {
   DEVICE unsigned char* scale(u32 line, u32 block) const { return at + SCALES_AT + line * 4 + block; }
 };
 
-DEVICE inline u32 largest_of(const u32 (&x)[MX_BLOCK]) {
-  u32 largest = 0;
-#pragma unroll
-  for (u32 i = 0; i < MX_BLOCK; i++) {
-    const u32 magnitude = x[i] & 0x7fffffff;
-    largest = magnitude > largest ? magnitude : largest;
-  }
-  return largest;
-}
+struct Eight { u16 of[8]; };
 DEVICE inline Vec16 word_of(const u32* four) { return {four[0] | (u64)four[1] << 32, four[2] | (u64)four[3] << 32}; }
 
 // Rows and columns of the source that a tile has: fewer at its ends, where the rest counts as zeros.
@@ -81,11 +73,11 @@ DEVICE inline void quantize_rows(const QuantizeParams& p, const MxTile& t, const
     u32 x[MX_BLOCK], elements[MX_BLOCK / 4];
 #pragma unroll
     for (u32 j = 0; j < 4; j++) {
-      const Vec16 v = *s.word(row, block * 4 + j);
+      const Eight v = __builtin_bit_cast(Eight, *s.word(row, block * 4 + j));
 #pragma unroll
-      for (u32 k = 0; k < 8; k++) x[j * 8 + k] = (u32)((k < 4 ? v.lo : v.hi) >> 16 * (k % 4)) << 16;
+      for (u32 k = 0; k < 8; k++) x[j * 8 + k] = (u32)v.of[k] << 16;
     }
-    const u32 byte = quantize_block(x, largest_of(x), (ScaleRule)p.rule, elements);
+    const u32 byte = quantize_block(x, (ScaleRule)p.rule, elements);
     if (row >= t.rows) continue;
     Vec16* at = to.elements + ((u64)(t.row + row) * to.depth + t.column) / 16 + block * 2;
     target::write(at, word_of(elements));
@@ -103,7 +95,7 @@ DEVICE inline void quantize_columns(const QuantizeParams& p, const MxTile& t, u3
     u32 x[MX_BLOCK], elements[MX_BLOCK / 4];
 #pragma unroll
     for (u32 j = 0; j < MX_BLOCK; j++) x[j] = (u32)*s.element(block * MX_BLOCK + j, line) << 16;
-    *s.scale(line, block) = (unsigned char)quantize_block(x, largest_of(x), (ScaleRule)p.rule, elements);
+    *s.scale(line, block) = (unsigned char)quantize_block(x, (ScaleRule)p.rule, elements);
     *s.copy(line, block * 2) = word_of(elements);
     *s.copy(line, block * 2 + 1) = word_of(elements + 4);
   }

@@ -8,24 +8,28 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ..bench import cpu_gemm, cuda_ag_gemm, cuda_gemm
+from ..bench import cpu_gemm, cuda_ag_gemm, cuda_gemm, quantize
 from ..ranks.launch import launch
 from .shared import print_json, table
 
 CPU_SHAPES = "512,512,512 1024,1024,1024"
+QUANTIZE_SHAPES = {"cpu": "2048,4096", "cuda": "8192,8192 16384,8192 8192,28672"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
-        choices=("gemm", "ag_gemm"),
-        help="gemm: the tile alone, driven by the schedule on one rank; ag_gemm: on all ranks, beside NCCL + cuBLAS",
+        choices=("gemm", "ag_gemm", "quantize"),
+        help="gemm: the tile alone, driven by the schedule on one rank; ag_gemm: on all ranks, beside NCCL + cuBLAS; "
+        "quantize: to MXFP8, beside a copy of as many bytes",
     )
     parser.add_argument("--ranks", type=int, default=2, help="ag_gemm: one GPU each (default: 2)")
     parser.add_argument("--movers", help="ag_gemm: crews to try, like 4,8,12 (default: the planned one)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
-        "--shapes", help=f"M,N,K separated by spaces, or llama3 (default: {CPU_SHAPES!r} on the CPU, llama3 on a GPU)"
+        "--shapes",
+        help=f"M,N,K separated by spaces, or llama3 (default: {CPU_SHAPES!r} on the CPU, llama3 on a GPU); "
+        f"quantize: rows,columns (default: {QUANTIZE_SHAPES['cpu']!r}, {QUANTIZE_SHAPES['cuda']!r})",
     )
     parser.add_argument("--rounds", type=int, default=9, help="cuda: timed samples of each candidate (default: 9)")
     parser.add_argument("--all-widths", action="store_true", help="cuda: time every tile width, not the planned alone")
@@ -36,14 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.what == "ag_gemm":
         return _ag_gemm(args)
+    if args.what == "quantize":
+        return _quantize(args)
     return _cuda(args) if args.device == "cuda" else _cpu(args)
 
 
-def _parsed(shapes: str) -> list[tuple[int, int, int]]:
+def _parsed(shapes: str, names: str = "M,N,K") -> list[tuple[int, ...]]:
     parsed = [tuple(int(x) for x in shape.split(",")) for shape in shapes.split()]
-    if any(len(shape) != 3 for shape in parsed):
-        raise ValueError(f"--shapes is {shapes!r}, want M,N,K for each")
-    return parsed  # type: ignore[return-value]
+    if any(len(shape) != len(names.split(",")) for shape in parsed):
+        raise ValueError(f"--shapes is {shapes!r}, want {names} for each")
+    return parsed
 
 
 def _cpu(args: argparse.Namespace) -> int:
@@ -58,6 +64,23 @@ def _cpu(args: argparse.Namespace) -> int:
             for r in results
         ]
         print(table(["M", "N", "K", "ours GFLOP/s", "NumPy float32 GFLOP/s", "ratio"], lines))
+    return 0
+
+
+def _quantize(args: argparse.Namespace) -> int:
+    shapes = _parsed(args.shapes or QUANTIZE_SHAPES[args.device], "rows,columns")
+    workgroups = 1 if args.device == "cpu" else None
+    (results,) = launch(
+        quantize.run, shapes, ranks=1, device=args.device, workgroups=workgroups, mode="processes", arena_bytes=1 << 21
+    )
+    if args.json:
+        print_json([asdict(result) for result in results])
+    else:
+        lines = [
+            [str(r.rows), str(r.columns), r.copies, f"{r.ms:.4f}", f"{r.gbytes_per_s:.1f}", f"{r.ratio:.2f}"]
+            for r in results
+        ]
+        print(table(["rows", "columns", "copies", "ms", "GB/s", "of a copy's rate"], lines))
     return 0
 
 

@@ -23,9 +23,9 @@ TILE = 128  # hip_kernels/work/quantize.h
 class MxArray:
     """A matrix of `shape`, quantised along one axis: what contracts over that axis takes it.
 
-    Lines run along the axis, so a copy of columns (axis 0) is transposed: lines are the source's rows (axis 1) or columns
-    (axis 0). `groups` are counts of rows of which none shares a block with another: along axis 0 each is padded with
-    zeros to 128, and so are the columns along axis 1.
+    Lines run along the axis, so a copy of columns (axis 0) is transposed: lines are the source's rows (axis 1) or
+    columns (axis 0). `groups` are counts of rows of which none shares a block with another: along axis 0 each is padded
+    with zeros to 128, and so are the columns along axis 1.
     """
 
     elements: Any  # uint8 [lines, depth]: E4M3, as ml_dtypes.float8_e4m3fn has them
@@ -73,9 +73,9 @@ class MxArray:
         """One to fill. symmetric: in the arena (`Communicator.empty`), where peers read it without a copy."""
         groups = _groups(shape[0], groups)
         lines, depth = shape[1 - axis], depth_of(shape, axis, groups)
-        shapes = (lines, depth), (depth // STEP, round_up(lines, 4), 4)
         make = comm.empty if symmetric else comm.device.xp.empty
-        return cls(*(make(one, np.uint8) for one in shapes), axis, tuple(shape), groups)  # type: ignore[misc]
+        elements, scales = make((lines, depth), np.uint8), make((depth // STEP, round_up(lines, 4), 4), np.uint8)
+        return cls(elements, scales, axis, shape, groups)
 
 
 def depth_of(shape: tuple[int, int], axis: int, groups: Sequence[int]) -> int:
@@ -94,16 +94,16 @@ def group_starts(groups: Sequence[int]) -> list[int]:
 def quantize_mxfp8(
     comm: Communicator,
     x: Any,
-    axis: int | tuple[int, int] = 1,
+    axis: int | tuple[int, ...] = 1,
     *,
     rule: str = "up",
     groups: Sequence[int] | None = None,
-    out: MxArray | tuple[MxArray, MxArray] | None = None,
+    out: MxArray | tuple[MxArray, ...] | None = None,
 ) -> Any:
     """Quantises a matrix of this rank to MXFP8. Nothing is exchanged; the first call is made on all ranks together.
 
-    Blocks of 32 along the contraction share a scale; numerics/mxfp8.py says which, and what becomes of NaNs. Both copies
-    come from the BF16 source: one made from the other would be rounded twice.
+    Blocks of 32 along the contraction share a scale; numerics/mxfp8.py says which, and what becomes of NaNs. Both
+    copies come from the BF16 source: one made from the other would be rounded twice.
 
     Args:
         x: bf16 [rows, columns].
@@ -136,8 +136,7 @@ def quantize_mxfp8(
 
 
 def _launch(comm: Communicator, x: Any, copies: Sequence[MxArray], rule: str) -> None:
-    rows, columns = x.shape
-    groups = copies[0].groups
+    columns, groups = int(x.shape[1]), copies[0].groups
     params = np.zeros(1, QUANTIZE_MXFP8)
     width = round_up(columns, VECTOR)
     params["x"] = local_operand(comm, f"{OP}.x", x, width)

@@ -15,7 +15,7 @@ struct Blocks {
       u32 x[MX_BLOCK], elements[MX_BLOCK / 4];
 #pragma unroll
       for (u32 j = 0; j < MX_BLOCK; j++) x[j] = p.x[i * MX_BLOCK + j];
-      const u32 byte = quantize_block(x, largest_of(x), (ScaleRule)p.rule, elements);
+      const u32 byte = quantize_block(x, (ScaleRule)p.rule, elements);
       p.scales[i] = byte;
 #pragma unroll
       for (u32 j = 0; j < MX_BLOCK; j++) {
