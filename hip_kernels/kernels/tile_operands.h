@@ -10,11 +10,17 @@ enum Layout : u32 {
   NT,  // A[K, M], B[K, N]: wgrad
 };
 
+// What elements are. MXFP8 (work/mxfp8.h) is for TN alone: its matrices are quantised along the contraction, and lie so.
+enum Element : u32 { BF16, MXFP8 };
+
 struct TileOperands {
-  const Vec16 *a, *b;  // bf16, the tile's first row (TN, and A of NN) or column (else)
+  const Vec16 *a, *b;  // the tile's first row (TN, and A of NN) or column (else)
   u32 rows, cols;      // at most the target's tile
-  u32 K;               // a multiple of 8; any number in NT
+  u32 K;               // BF16: a multiple of 8; any number in NT. MXFP8: a multiple of 128
   u32 lda, ldb;        // elements from line to line, multiples of 8 below 2^22. A line is read to the next multiple of 8
+  // MXFP8: the word of the tile's first line and K step, and words from K step to K step
+  const u32 *scales_a = nullptr, *scales_b = nullptr;
+  u32 ld_scales_a = 0, ld_scales_b = 0;
 };
 
 // An operator may tell where the result goes, if that is plain rows of BF16: then the target stores in its own way.
@@ -23,7 +29,7 @@ struct TileResult {
   u32 ldc;  // elements: a multiple of 8 below 2^21, and at least the columns rounded up to 8: all of those are written
 };
 
-// An operator Op offers LAYOUT (TN if it does not), operands(p, w) -> TileOperands, and store, which every target can use:
+// An operator Op offers LAYOUT (TN if it does not), ELEMENT (BF16 if it does not), operands(p, w) -> TileOperands, and store, which every target can use:
 //   store(p, w, row, column, four)       four columns of a row of the tile, as BF16; column is a multiple of 4
 // Optional, and taken by targets that know them instead of it, the first before the second:
 //   result(p, w) -> TileResult           where store would put all of them
@@ -36,4 +42,8 @@ template <class Op> DEVICE constexpr bool through() {
 template <class Op> DEVICE constexpr Layout layout() {
   if constexpr (requires { Op::LAYOUT; }) return Op::LAYOUT;
   else return TN;
+}
+template <class Op> DEVICE constexpr Element element() {
+  if constexpr (requires { Op::ELEMENT; }) return Op::ELEMENT;
+  else return BF16;
 }

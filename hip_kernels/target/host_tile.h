@@ -4,6 +4,7 @@
 #include "../kernels/tile_operands.h"
 #include "../schedule/group.h"
 #include "../work/bf16.h"
+#include "../work/mxfp8.h"
 
 namespace target {
 #if defined(__AVX512F__)
@@ -31,9 +32,9 @@ struct Panels {  // one thread's scratch
   alignas(64) float c[TILE_M][TILE_N];
 };
 
-inline void transpose(U16x8 (&x)[8]) {
-  U16x8 y[8];
-  const auto interleave = [](U16x8 (&to)[8], const U16x8 (&from)[8]) {
+template <class Eight> inline void transpose(Eight (&x)[8]) {
+  Eight y[8];
+  const auto interleave = [](Eight (&to)[8], const Eight (&from)[8]) {
     for (u32 j = 0; j < 4; j++) {
       to[2 * j] = __builtin_shufflevector(from[j], from[j + 4], 0, 8, 1, 9, 2, 10, 3, 11);
       to[2 * j + 1] = __builtin_shufflevector(from[j], from[j + 4], 4, 12, 5, 13, 6, 14, 7, 15);
@@ -61,11 +62,11 @@ template <bool BY_K> inline void unpack_a(Panels& s, const TileOperands& t, u32 
     }
 }
 
+inline void place_b(Panels& s, u32 n, u32 k, Float8 f) {
+  __builtin_memcpy(&s.b[n / MICRO_COLS][k][n % MICRO_COLS], &f, sizeof f);
+}
 template <bool BY_K> inline void unpack_b(Panels& s, const TileOperands& t, u32 k0, u32 depth) {
-  const auto place = [&](u32 n, u32 k, U16x8 h) {
-    const Float8 f = widen(h);
-    __builtin_memcpy(&s.b[n / MICRO_COLS][k][n % MICRO_COLS], &f, sizeof f);
-  };
+  const auto place = [&](u32 n, u32 k, U16x8 h) { place_b(s, n, k, widen(h)); };
   for (u32 n = 0; n < t.cols; n += 8) {
     if constexpr (BY_K) {
       for (u32 k = 0; k < depth; k++) place(n, k, load8(t.b + ((u64)(k0 + k) * t.ldb + n) / 8));
@@ -78,6 +79,28 @@ template <bool BY_K> inline void unpack_b(Panels& s, const TileOperands& t, u32 
       for (u32 j = 0; j < 8; j++) place(n, k + j, x[j]);
     }
   }
+}
+
+// MXFP8: eight k of a line, from k on. Their product with their scale is exact.
+inline Float8 eight_e4m3(const Vec16* lines, const u32* scales, u32 ld, u32 ld_scales, u32 line, u32 k) {
+  using Bytes = vec<unsigned char, 8>;
+  const u64 eight = read((const u64*)lines + ((u64)line * ld + k) / 8);
+  const u32 four = read(scales + (u64)(k / MX_STEP) * ld_scales + line);
+  const U32x8 codes = __builtin_convertvector(__builtin_bit_cast(Bytes, eight), U32x8);
+  return e4m3_values<Float8>(codes) * scale_value(four >> k % MX_STEP / MX_BLOCK * 8 & 255);
+}
+inline void unpack_mxfp8(Panels& s, const TileOperands& t, u32 k0, u32 depth) {
+  for (u32 r = 0; r < t.rows; r++)
+    for (u32 k = 0; k < depth; k += 8)
+      *(Float8*)&s.a[r][k] = eight_e4m3(t.a, t.scales_a, t.lda, t.ld_scales_a, r, k0 + k);
+  for (u32 n = 0; n < t.cols; n += 8)
+    for (u32 k = 0; k < depth; k += 8) {
+      Float8 x[8];
+      for (u32 j = 0; j < 8; j++)
+        x[j] = n + j < t.cols ? eight_e4m3(t.b, t.scales_b, t.ldb, t.ld_scales_b, n + j, k0 + k) : Float8{};
+      transpose(x);
+      for (u32 j = 0; j < 8; j++) place_b(s, n, k + j, x[j]);
+    }
 }
 
 inline void micro(float* c, const float* a, const float* b, u32 depth) {
@@ -107,8 +130,11 @@ template <class Op> void gemm_tile(const typename Op::Params& p, const Work& w) 
   __builtin_memset(s.c, 0, sizeof s.c);
   for (u32 k0 = 0; k0 < t.K; k0 += DEPTH) {
     const u32 depth = t.K - k0 < DEPTH ? t.K - k0 : DEPTH;
-    unpack_a<layout<Op>() == NT>(s, t, k0, depth);
-    unpack_b<layout<Op>() != TN>(s, t, k0, depth);
+    if constexpr (element<Op>() == MXFP8) unpack_mxfp8(s, t, k0, depth);
+    else {
+      unpack_a<layout<Op>() == NT>(s, t, k0, depth);
+      unpack_b<layout<Op>() != TN>(s, t, k0, depth);
+    }
     for (u32 n = 0; n < t.cols; n += MICRO_COLS)
       for (u32 r = 0; r < t.rows; r += MICRO_ROWS) micro(&s.c[r][n], s.a[r], s.b[n / MICRO_COLS][0], depth);
   }

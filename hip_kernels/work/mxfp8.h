@@ -45,30 +45,13 @@ DEVICE inline u32 to_e4m3(float y) {  // a NaN becomes 0x7f
   const u32 bits = bits_of(y), magnitude = bits & 0x7fffffff;
   return magnitude > FP32_INFINITY ? 0x7f : e4m3_codes<float>(magnitude) | (bits >> 24 & 0x80);
 }
-// Moved to FP32's places an element is 2^-120 of itself, subnormal ones included.
-DEVICE inline float from_e4m3(u32 code) {
-  const u32 magnitude = code & 0x7f;
-  return magnitude == 0x7f ? float_of(0x7fc00000) : float_of(magnitude << 20 | (code & 0x80) << 24) * float_of(247u << 23);
+// What codes stand for, of one or of a vector. Moved to FP32's places an element is 2^-120 of itself, subnormals included.
+template <class Float, class Bits> DEVICE inline Float e4m3_values(Bits codes) {
+  const Bits magnitude = codes & 0x7f, nan = Bits{} + 0x7fc00000;
+  const Float value = __builtin_bit_cast(Float, magnitude << 20 | (codes & 0x80) << 24) * float_of(247u << 23);
+  return __builtin_bit_cast(Float, magnitude == Bits{} + 0x7f ? nan : __builtin_bit_cast(Bits, value));
 }
-
-// A block with a NaN or an infinity in it.
-DEVICE inline u32 quantize_special(const u32 (&x)[MX_BLOCK], ScaleRule rule, u32 (&elements)[MX_BLOCK / 4]) {
-  u32 largest = 0;  // but for NaNs
-#pragma unroll
-  for (u32 i = 0; i < MX_BLOCK; i++) {
-    const u32 magnitude = x[i] & 0x7fffffff;
-    if (magnitude <= FP32_INFINITY && magnitude > largest) largest = magnitude;
-  }
-  const u32 byte = rule != SCALE_UP ? 255 : largest == FP32_INFINITY ? 254 : scale_byte(largest, rule);
-  const float inverse = byte == 255 ? float_of(0x7fc00000) : inverse_scale(byte);
-#pragma unroll
-  for (u32 i = 0; i < MX_BLOCK / 4; i++) {
-    elements[i] = 0;
-#pragma unroll
-    for (u32 j = 0; j < 4; j++) elements[i] |= to_e4m3(float_of(x[i * 4 + j]) * inverse) << 8 * j;
-  }
-  return byte;
-}
+DEVICE inline float from_e4m3(u32 code) { return e4m3_values<float>(code); }
 
 // 32 finite FP32 times a power of two, as elements: four in a word, the first in the low byte. A target may have vectors,
 // or an instruction for two.
@@ -101,6 +84,25 @@ template <class By = target::Converts> DEVICE inline u32 largest_magnitude(const
     largest = magnitude > largest ? magnitude : largest;
   }
   return largest;
+}
+
+// A block with a NaN or an infinity in it.
+DEVICE inline u32 quantize_special(const u32 (&x)[MX_BLOCK], ScaleRule rule, u32 (&elements)[MX_BLOCK / 4]) {
+  u32 largest = 0;  // but for NaNs
+#pragma unroll
+  for (u32 i = 0; i < MX_BLOCK; i++) {
+    const u32 magnitude = x[i] & 0x7fffffff;
+    if (magnitude <= FP32_INFINITY && magnitude > largest) largest = magnitude;
+  }
+  const u32 byte = rule != SCALE_UP ? 255 : largest == FP32_INFINITY ? 254 : scale_byte(largest, rule);
+  const float inverse = byte == 255 ? float_of(0x7fc00000) : inverse_scale(byte);
+#pragma unroll
+  for (u32 i = 0; i < MX_BLOCK / 4; i++) {
+    elements[i] = 0;
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) elements[i] |= to_e4m3(float_of(x[i * 4 + j]) * inverse) << 8 * j;
+  }
+  return byte;
 }
 
 // One block of FP32 bits. Returns its byte.
