@@ -191,12 +191,23 @@ def fp32(w):
     return layer.Weights(**{n: v.astype(np.float32) for n, v in named(w).items()})
 
 
+OF_NEAR = {name: getattr(near, name) for name in ("bf16", "product", "zeros", "sigmoid", "sqrtsoftplus")}
+
+
+def product_in_parts(a, b, parts):
+    total = np.zeros((a.shape[0], b.shape[1]), np.float32)
+    for _ in range(parts):
+        total += bf16(a) @ b
+        a = a - bf16(a)
+    return total
+
+
 @pytest.fixture
 def in_fp32(monkeypatch):
     """Makes the formulas themselves compute in FP32 and round to BF16, functions as devices evaluate them."""
     one = np.float32(1)
     monkeypatch.setattr(near, "bf16", bf16)
-    monkeypatch.setattr(near, "bf16_pair", lambda x: bf16(x) + bf16(x - bf16(x)))
+    monkeypatch.setattr(near, "product", product_in_parts)
     monkeypatch.setattr(near, "zeros", lambda shape, like: np.zeros(shape, np.float32))
     monkeypatch.setattr(near, "sigmoid", lambda x: one / (one + np.exp2(-x * np.float32(1.442695))))
     monkeypatch.setattr(near, "sqrtsoftplus", lambda x: np.sqrt(np.log1p(np.exp(x))))
@@ -221,10 +232,8 @@ def judged_backward(name, from_saved=True, **mistake):
     got = layer.backward(replace(config, **mistake), mine, fp32(w), dout.astype(np.float32), aux_scale=scale)
     ids = mine.routing.ids
     with pytest.MonkeyPatch.context() as undo:
-        undo.setattr(near, "bf16", BF16_OF_NEAR)
-        undo.setattr(near, "bf16_pair", BF16_PAIR_OF_NEAR)
-        for function in ("zeros", "sigmoid", "sqrtsoftplus"):
-            undo.setattr(near, function, OF_NEAR[function])
+        for function, of_near in OF_NEAR.items():
+            undo.setattr(near, function, of_near)
         bounded = layer.lift(x, w)
         whole = layer.forward(config, *bounded, ids=ids, sequences=SEQUENCES_OF_30)
         if from_saved:
@@ -236,8 +245,6 @@ def judged_backward(name, from_saved=True, **mistake):
     return {n: compare(v, b.value, b.error).over_bound for n, (v, b) in pairs.items()}
 
 
-BF16_OF_NEAR, BF16_PAIR_OF_NEAR = near.bf16, near.bf16_pair
-OF_NEAR = {"zeros": near.zeros, "sigmoid": near.sigmoid, "sqrtsoftplus": near.sqrtsoftplus}
 SEQUENCES_OF_30 = [11, 0, 19]
 
 

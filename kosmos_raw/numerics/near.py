@@ -18,7 +18,7 @@ import numpy as np
 from .tolerance import FP32_EPS
 
 FP32_TINY = 2.0**-126  # below it a device may round to zero
-BF16_PAIR = 2.0**-17  # a float32 as the sum of two BF16: relative
+BF16_PARTS = {1: 0.0, 2: 2.0**-17, 3: 2.0**-24}  # error of a float32 as the sum of so many BF16: relative
 
 
 class Near:
@@ -88,15 +88,17 @@ class Near:
         return Near.of(other) / self
 
     def __matmul__(self, other: Any) -> Near:
-        other = Near.of(other)
+        return self._product(Near.of(other), 1)
+
+    def _product(self, other: Near, parts: int) -> Near:
         a, b = np.abs(self.value), np.abs(other.value)
         inherited = np.zeros(())
         if self.error.any():
             inherited = inherited + self.error @ other.largest
         if other.error.any():
             inherited = inherited + a @ other.error
-        sums = (self.value.shape[-1] + 1) * FP32_EPS * (a @ b + inherited)
-        return Near(self.value @ other.value, inherited + sums + FP32_TINY)
+        sums = (parts * self.value.shape[-1] + 1) * FP32_EPS + BF16_PARTS[parts]
+        return Near(self.value @ other.value, inherited + sums * (a @ b + inherited) + FP32_TINY)
 
     def __rmatmul__(self, other: Any) -> Near:
         return Near.of(other) @ self
@@ -140,14 +142,21 @@ def bf16(x: Array) -> Array:
     return x if isinstance(x, np.ndarray) else _monotone(to_bf16, x)
 
 
-def bf16_pair(x: Array) -> Array:
-    """Where a kernel splits FP32 in two BF16, to multiply it as such."""
-    return x if isinstance(x, np.ndarray) else Near(x.value, x.error + BF16_PAIR * x.largest)
+def product(a: Array, b: Array, parts: int) -> Array:
+    """a @ b, where one of them is FP32 and is multiplied as the sum of `parts` BF16."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a @ b
+    return Near.of(a)._product(Near.of(b), parts)
 
 
 def to_bf16(x: np.ndarray) -> np.ndarray:
     """The nearest BF16 of the nearest FP32, ties to even; in float64."""
     return x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+def is_bf16(x: Array) -> bool:
+    """Whether all of it can be multiplied as it is."""
+    return bool(np.array_equal(value_of(x), to_bf16(value_of(x))))
 
 
 def exp(x: Array) -> Array:

@@ -20,7 +20,7 @@ from .routing import Routing, logits_gradient, route, scores_of
 class Weights:
     """Of a layer, all experts; gradients have the same form. None where the config has none."""
 
-    router: Array  # [E, H]
+    router: Array  # [E, H], BF16, or FP32 that is multiplied as three BF16
     gate_up: Array  # [E, 2 I, H]: gate, then up
     down: Array  # [E, H, I]
     shared_gate_up: Array | None = None  # [2 Is, H]
@@ -70,7 +70,8 @@ def forward(
         sequences: lengths of the token's sequences, for an auxiliary loss over each.
         choices: [T, k] as the judged kernel counted for the auxiliary loss.
     """
-    r = route(config, x @ w.router.T, w.bias, ids)
+    parts = 1 if near.is_bf16(w.router) else 3
+    r = route(config, near.product(x, w.router.T, parts), w.bias, ids)
     aux, dscores = aux_loss(config, r, sequences, choices)
     T, k = r.ids.shape
     y = near.zeros((T, k, config.hidden), x)
@@ -178,9 +179,8 @@ def backward(config: MoEConfig, f: Forward, w: Weights, dout: Array, *, aux_scal
         dweights = (f.y * dout[:, None]).sum(-1)
         dx = dx_rows.sum(1)
     dz = logits_gradient(config, r, dweights, f.dscores * aux_scale)
-    halves = near.bf16_pair(dz)
-    dx = dx + halves @ w.router
-    router = halves.T @ f.x
+    dx = dx + near.product(dz, w.router, 2)
+    router = near.product(dz.T, f.x, 2)
     if not config.shared_width:
         return Gradients(near.bf16(dx), Weights(router, near.stack(gate_up), near.stack(down)), dweights, dz)
     own, *shared = _shared_backward(config, f, w, dout)
