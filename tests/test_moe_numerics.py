@@ -10,7 +10,7 @@ import pytest
 
 from kosmos_raw.numerics import near
 from kosmos_raw.numerics.moe import aux_loss as aux
-from kosmos_raw.numerics.moe import generators, layer
+from kosmos_raw.numerics.moe import generators, judge, layer, routing
 from kosmos_raw.numerics.near import Near
 from kosmos_raw.numerics.tolerance import compare
 from kosmos_raw.plan.moe.config import MoEConfig
@@ -150,7 +150,7 @@ class Fp32Layer:
 BIG = {"hidden": 64, "expert_width": 40}
 
 
-def judge(name, mistake=""):
+def judged(name, mistake=""):
     config = replace(LAYERS[name], **BIG, shared_width=48 if LAYERS[name].shared_width else 0)
     x, _, w, ids = problem(config, 30, seed=3)
     f = layer.forward(config, *layer.lift(x, w), ids=ids, sequences=[30])
@@ -160,7 +160,7 @@ def judge(name, mistake=""):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_right_layer_is_within_the_bound(name):
-    result, f = judge(name)
+    result, f = judged(name)
     assert result.passed, result
     steps = f.out.error / (2.0**-7 * np.abs(f.out.value).mean())
     assert steps.mean() < 1.0, "the bound is wider than one step of BF16"
@@ -184,7 +184,7 @@ def test_a_right_layer_is_within_the_bound(name):
     ],
 )
 def test_mistakes_are_out_of_the_bound(name, mistake):
-    assert not judge(name, mistake)[0].passed
+    assert not judged(name, mistake)[0].passed
 
 
 def fp32(w):
@@ -273,3 +273,68 @@ def test_a_right_backward_is_within_the_bound(name, from_saved, in_fp32):
 )
 def test_mistakes_in_the_backward_are_out_of_the_bound(name, mistake, seen_in, in_fp32):
     assert judged_backward(name, **mistake)[seen_in] > 1.0
+
+
+# -- the judge, as tests of kernels call it
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_judge_passes_what_is_right(name, in_fp32, monkeypatch):
+    """Three ranks in FP32; experts' gradients are of all ranks' rows."""
+    config = replace(LAYERS[name], **BIG, shared_width=48 if LAYERS[name].shared_width else 0)
+    tokens = [13, 0, 8]
+    made = generators.inputs(config, tokens, seed=6)
+    w, given, got, forwards, sums = made.weights, [], [], [], []
+    for q, (x, dout) in enumerate(zip(made.x, made.dout, strict=True)):
+        ids = made.ids[q] if made.ids else None
+        f = layer.forward(config, x.astype(np.float32), fp32(w), ids=ids, sequences=[tokens[q]])
+        choices = aux.counted(config, f.routing)
+        given.append(judge.Given(x, saved_of(f), dout, [tokens[q]], choices))
+        g = judge.gradients_by_name(layer.backward(config, f, fp32(w), dout.astype(np.float32)))
+        sums.append({n: g.pop(n) for n in ("gate_up", "down")})
+        got.append({n: v for n, v in g.items() if v is not None})
+        parts = {"out": f.out, "logits": f.routing.logits, "weights": f.routing.weights, "aux": f.aux}
+        forwards.append({"ids": f.routing.ids} | parts)
+    for function, of_near in OF_NEAR.items():
+        monkeypatch.setattr(near, function, of_near)
+    results = [
+        judge.judge_forward(config, x, w, f, sequences=[n]) for x, f, n in zip(made.x, forwards, tokens, strict=True)
+    ]
+    experts = {n: sum(s[n] for s in sums) for n in ("gate_up", "down")}
+    own, of_experts = judge.judge_backward(config, given, w, got, experts)
+    assert all(c.passed for r in [*results, *own, of_experts] for c in r.values()), (results, own, of_experts)
+    experts["down"] = experts["down"] * np.float32(1.001)
+    assert not judge.judge_backward(config, given, w, got, experts)[1]["down"].passed
+
+
+def test_the_judge_names_the_wrong_choice():
+    config = replace(SIGMOID, groups=4, top_groups=2)
+    x, _, w, _ = problem(config)
+    near_x, near_w = layer.lift(x, w)
+    logits = near_x @ near_w.router.T
+    ids = routing.route(config, logits, w.bias).ids
+    assert judge.judge_routing(config, logits, w.bias, ids).passed
+    wrong = ids.copy()
+    wrong[5, 1] = next(e for e in range(8) if e not in ids[5])
+    result = judge.judge_routing(config, logits, w.bias, wrong)
+    assert not result.passed and result.worst == (5, 1) and result.wanted == ids[5, 1]
+
+
+def test_doubtful_counts_widen_the_loss():
+    """Where rounding decides what the loss counts, either count is right, and its gradient too."""
+    config = replace(SIGMOID, aux_loss="batch", aux_loss_coeff=1.0)
+    z = np.random.default_rng(0).standard_normal((6, 8))
+    z[2] = np.sort(z[2])
+    z[2, 5] = z[2, 4] + 1e-9  # 7, 6, and either 5 or 4
+    near_z = Near(z, np.full(z.shape, 1e-6))
+    bounded = aux.aux_loss(config, routing.route(config, near_z, np.zeros(8)))
+    for one in (5, 4):
+        r = routing.route(config, z, np.zeros(8))
+        choices = aux.counted(config, r).copy()
+        choices[2, 2] = one
+        exact = aux.aux_loss(config, r, choices=choices)
+        for b, e in zip(bounded, exact, strict=True):
+            assert compare(np.atleast_1d(e), np.atleast_1d(b.value), np.atleast_1d(b.error)).passed
+    z[2, 5] += 0.01
+    certain = aux.aux_loss(config, routing.route(config, Near(z, np.full(z.shape, 1e-12)), np.zeros(8)))
+    assert certain[0].error < 0.01 * bounded[0].error

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...plan.moe.config import MoEConfig
 from .. import near
-from ..near import Array
+from ..near import Array, Near
 from .routing import Routing, largest
 
 
@@ -29,6 +29,16 @@ def counted(config: MoEConfig, r: Routing) -> np.ndarray:
     if config.keys_are_logits and not config.hash_routing:
         return r.ids
     return largest(near.value_of(r.scores), config.top_k)
+
+
+def unsure(scores: Near, choices: np.ndarray) -> np.ndarray:
+    """[T, E]: experts that might be chosen, or might not, for all that the errors of the scores tell."""
+    chosen = np.zeros(scores.shape, bool)
+    np.put_along_axis(chosen, choices, True, axis=-1)
+    low, high = scores.value - scores.error, scores.value + scores.error
+    best_left = np.where(chosen, -np.inf, high).max(-1, keepdims=True)
+    worst_taken = np.where(chosen, low, np.inf).min(-1, keepdims=True)
+    return np.where(chosen, low <= best_left, high >= worst_taken)
 
 
 def pieces(config: MoEConfig, tokens: int, sequences: Sequence[int] | None) -> list[slice]:
@@ -47,7 +57,11 @@ def aux_loss(
     config: MoEConfig, r: Routing, sequences: Sequence[int] | None = None, choices: np.ndarray | None = None
 ) -> tuple[Array, Array]:
     """The loss (a number), and its gradient by the scores [T, E]. `choices` [T, k]: as the judged kernel counted."""
-    choices = counted(config, r) if choices is None else choices
+    doubtful = np.zeros(r.scores.shape, bool)
+    if choices is None:
+        choices = counted(config, r)
+        if isinstance(r.scores, Near) and choices is not r.ids:
+            doubtful = unsure(r.scores, choices)
     q = shares(config, r.scores)
     T = r.ids.shape[0]
     gradient = near.zeros(r.scores.shape, r.scores)
@@ -58,9 +72,10 @@ def aux_loss(
     for rows in parts:
         n = rows.stop - rows.start
         f = np.bincount(choices[rows].ravel(), minlength=config.experts) / (n * config.top_k)
-        factor = config.aux_loss_coeff * config.experts / len(parts)
-        loss = loss + (q[rows].sum(0) * (f * factor / n)).sum(0)
-        near.put(gradient, rows, near.zeros((n, config.experts), r.scores) + f * factor / n)
+        share: Array = f if not doubtful[rows].any() else Near(f, doubtful[rows].sum(0) / (n * config.top_k))
+        share = share * (config.aux_loss_coeff * config.experts / len(parts) / n)
+        loss = loss + (q[rows].sum(0) * share).sum(0)
+        near.put(gradient, rows, near.zeros((n, config.experts), r.scores) + share)
     return loss, _through_shares(config, r.scores, gradient)
 
 
