@@ -5,7 +5,8 @@ is stored in BF16 or multiplied as such:
 
     forward   w * x where the weight is on the input; the pre-activations g and u, from which h = act(g, u) is computed;
               h; each expert's rows; the same of the shared expert; the layer's output
-    backward  w * dOut; h again from g and u; dg and du; each expert's rows of dX; the layer's dX
-              the gradient of the logits is FP32, and is multiplied as the sum of two BF16
-Everything else is FP32: logits, scores, weights, folds, and weight gradients until they are stored.
+    backward  w * dOut; h again from g and u, and gate * h of a gated shared expert; dg and du; each expert's rows of
+              dX; the layer's dX
+Everything else is FP32: logits, scores, weights, folds, and weight gradients until they are stored. Gradients of logits
+are multiplied as the sum of two BF16.
 """

@@ -58,11 +58,13 @@ class Backward:
     down: Array  # [H, I]
 
 
-def backward(kept: Hidden, dy: Array, down: Array, limit: float | None) -> Backward:
-    """From dL/dy, [n, H], rounded."""
-    dh = dy @ down
+def backward(kept: Hidden, dy: Array, down: Array, limit: float | None, weight: Array | None = None) -> Backward:
+    """From dL/dy, [n, H], rounded; of rows that are weighted, [n], from dL/d(weight * y)."""
+    dh, h = dy @ down, kept.h
+    if weight is not None:  # not dy: that would have to be stored once more, and rounded
+        dh, h = dh * weight[:, None], near.bf16(h * weight[:, None])
     dg, du = (near.bf16(d) for d in activation_gradient(kept.g, kept.u, dh, limit))
-    return Backward(dg, du, near.concatenate([dg.T @ kept.x, du.T @ kept.x]), dy.T @ kept.h)
+    return Backward(dg, du, near.concatenate([dg.T @ kept.x, du.T @ kept.x]), dy.T @ h)
 
 
 def input_gradient(b: Backward, gate_up: Array) -> Array:

@@ -197,7 +197,7 @@ def _shared_backward(config: MoEConfig, f: Forward, w: Weights, dout: Array) -> 
         return experts.input_gradient(b, w.shared_gate_up), b.gate_up, b.down
     assert f.shared_weight is not None and w.shared_gate is not None
     s = f.shared_weight
-    b = experts.backward(f.shared, near.bf16(dout * s[:, None]), w.shared_down, None)
-    dlogit = s * (1.0 - s) * (f.shared_y * dout).sum(-1)
-    dx = experts.input_gradient(b, w.shared_gate_up) + dlogit[:, None] * w.shared_gate
-    return dx, b.gate_up, b.down, f.shared.x.T @ dlogit
+    b = experts.backward(f.shared, dout, w.shared_down, None, s)
+    dlogit = (s * (1.0 - s) * (f.shared_y * dout).sum(-1))[:, None]
+    dx = experts.input_gradient(b, w.shared_gate_up) + near.product(dlogit, w.shared_gate[None], 2)
+    return dx, b.gate_up, b.down, near.product(f.shared.x.T, dlogit, 2)[:, 0]
