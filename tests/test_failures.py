@@ -188,7 +188,7 @@ def test_memory_that_is_not_there_is_refused_with_numbers():
 
 
 def test_no_collection_while_ranks_launch_together(monkeypatch):
-    """What the collector frees may wait for kernels of all ranks; kernels of ranks that launched wait for the others."""
+    """What the collector frees may wait for kernels of all ranks, and those wait for the rank that collects."""
     during = []
 
     def launch(self, *args):

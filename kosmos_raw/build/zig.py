@@ -57,8 +57,8 @@ def cpu_identity() -> str:
     return platform.machine() + "".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
-# Of what -nostdlib leaves out, all that our libraries use. The rest is the compiler's own run-time library, which zig would
-# first compile: 20 seconds before the first link. What is missing for it fails here and not when it is loaded.
+# Of what -nostdlib leaves out, all that our libraries use. The rest is the compiler's own run-time library, which zig
+# would first compile: 20 seconds before the first link. What is missing for it fails here and not when it is loaded.
 LIBC = ("-lc", "-lm", "-Wl,-z,defs")
 
 # Flags given by a caller come after these and win.
