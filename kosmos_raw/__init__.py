@@ -1,5 +1,6 @@
 """KOSMOS kernels without a framework: collectives and their GEMMs in one self-scheduling kernel."""
 
+from .device import default_device
 from .errors import (
     ArenaFull,
     CommunicatorBroken,
@@ -40,6 +41,7 @@ __all__ = [
     "ag_gemm_dgrad",
     "bulk_ag",
     "bulk_rs",
+    "default_device",
     "gemm_rs",
     "gemm_wgrad",
     "launch",

@@ -22,7 +22,7 @@ MANIFEST = "manifest.json"
 def write(folder: Path) -> dict[str, Any]:
     """Builds every operator into `folder`: OP.hsaco, OP.s (the text it was assembled from), and the manifest."""
     folder.mkdir(parents=True, exist_ok=True)
-    ops = sorted(path.stem for path in (sources.folder() / "kernels").glob("*.hip"))
+    ops = [path.stem for path in sources.kernels()]
     for op in ops:
         built = build(op)
         for made in (built.text, built.code_object):

@@ -18,6 +18,11 @@ def folder() -> Path:
     raise FileNotFoundError(f"kosmos_raw: no kernel sources in {' or '.join(map(str, _PLACES))}; reinstall kosmos-raw")
 
 
+def kernels() -> list[Path]:
+    """The entry points of all operators."""
+    return sorted((folder() / "kernels").glob("*.hip"))
+
+
 def kernel(op: str) -> Path:
     """The entry point of operator `op`, hip_kernels/kernels/OP.hip."""
     return folder() / "kernels" / f"{op}.hip"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -17,8 +18,16 @@ from ..ranks.launch import launch
 
 def _call(comm: Communicator, rows: int = 40) -> None:
     rng = np.random.default_rng(comm.rank)
-    a, b = (rng.standard_normal((n, 64), np.float32).astype(ml_dtypes.bfloat16) for n in (rows, 32))
-    ag_gemm(comm, a, b)
+    ag_gemm(comm, *(_matrix(comm, rng.standard_normal((n, 64), np.float32)) for n in (rows, 32)))
+    comm.synchronize()
+
+
+def _matrix(comm: Communicator, values: np.ndarray) -> Any:
+    return comm.device.xp.asarray(values.astype(ml_dtypes.bfloat16).view(np.uint16))
+
+
+def _options(ranks: int, timeout_s: float, device: str) -> dict[str, Any]:
+    return {"ranks": ranks, "timeout_s": timeout_s, "device": device, "arena_bytes": 1 << 20}
 
 
 def _killed(comm: Communicator, victim: int) -> None:
@@ -34,12 +43,13 @@ def _killed(comm: Communicator, victim: int) -> None:
         raise RuntimeError(f"survivor after {time.monotonic() - start:.3f} s: {error}") from None
 
 
-def killed_rank(ranks: int, timeout_s: float) -> tuple[bool, str]:
+def killed_rank(ranks: int, timeout_s: float, device: str) -> tuple[bool, str]:
     """Kills one rank process between two calls. Passes when every other rank reports it at once, not after the time
     limit of a wait."""
+    options = _options(ranks, timeout_s, device)
     start = time.monotonic()
     try:
-        launch(_killed, ranks - 1, ranks=ranks, mode="processes", timeout_s=timeout_s, arena_bytes=1 << 20)
+        launch(_killed, ranks - 1, mode="processes", **options)
     except (RankLost, RuntimeError) as error:
         text = "\n".join([str(error), *getattr(error, "__notes__", []), str(error.__cause__)])
         reported = text.count("RuntimeError: survivor after")
@@ -58,25 +68,24 @@ def _different(comm: Communicator) -> tuple[bool, str]:
     return False, "nobody noticed"
 
 
-def different_call(ranks: int, timeout_s: float) -> tuple[bool, str]:
+def different_call(ranks: int, timeout_s: float, device: str) -> tuple[bool, str]:
     """One rank calls with another shape. Passes when all report that, and the communicator works after rebuild()."""
-    results = launch(_different, ranks=ranks, mode="threads", timeout_s=timeout_s, arena_bytes=1 << 20)
+    results = launch(_different, mode="threads", **_options(ranks, timeout_s, device))
     return all(passed for passed, _ in results), results[0][1]
 
 
 def _bad_input(comm: Communicator) -> tuple[bool, str]:
-    a, b = np.zeros((4, 16), ml_dtypes.bfloat16), np.zeros((8, 24), ml_dtypes.bfloat16)
     try:
-        ag_gemm(comm, a, b)
+        ag_gemm(comm, _matrix(comm, np.zeros((4, 16))), _matrix(comm, np.zeros((8, 24))))
     except ValueError as error:
         _call(comm)
         return "want the same K" in str(error), "refused before launch, then usable"
     return False, "accepted"
 
 
-def bad_input(ranks: int, timeout_s: float) -> tuple[bool, str]:
+def bad_input(ranks: int, timeout_s: float, device: str) -> tuple[bool, str]:
     """A shape that cannot be. Passes when it is refused before anything is launched."""
-    results = launch(_bad_input, ranks=ranks, mode="threads", timeout_s=timeout_s, arena_bytes=1 << 20)
+    results = launch(_bad_input, mode="threads", **_options(ranks, timeout_s, device))
     return all(passed for passed, _ in results), results[0][1]
 
 

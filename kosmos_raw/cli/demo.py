@@ -13,10 +13,11 @@ from ..build.params import MAX_RANKS
 from ..checks import validate as check
 from ..checks.drills import DRILLS
 from ..checks.operators import Case
+from ..device import NAMES, build_kernels, default_device
 from ..plan.shapes import split_rows
 from ..ranks.launch import launch
 from ..trace import draw_timeline, summarise, write_perfetto
-from .shared import print_json, table
+from .shared import DEFAULT_DEVICE, print_json, table
 from .trace import record, title
 
 TRACED = Case(tuple(split_rows(2048, MAX_RANKS)), 512, 512)
@@ -43,14 +44,18 @@ CASES = [replace(case, iters=1) for case in CASES]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=NAMES, help=f"where kernels run (default: {DEFAULT_DEVICE})")
     parser.add_argument("-o", "--output", type=Path, default=Path("out"), help="folder for picture and trace")
     parser.add_argument("--json", action="store_true")
 
 
 def run(args: argparse.Namespace) -> int:
-    device = "cpu"
+    device = args.device or default_device()
     checks: list[dict] = []
     steps = tqdm(total=len(CASES) + len(DRILLS) + 1, desc="demo", unit="check", disable=None, leave=False)
+    steps.set_postfix_str("building kernels")
+    for built in build_kernels(device, {case.op for case in CASES}):
+        steps.set_postfix_str(f"built {built}")
     for ranks in sorted({len(case.rows) for case in CASES}, reverse=True):
         cases = [case for case in CASES if len(case.rows) == ranks]
         steps.set_postfix_str(f"{ranks} ranks")
@@ -63,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     drills = {}
     for name, drill in DRILLS.items():
         steps.set_postfix_str(name)
-        drills[name] = drill(3, 30.0)
+        drills[name] = drill(3, 30.0, device)
         steps.update()
     steps.set_postfix_str("timeline")
     args.output.mkdir(parents=True, exist_ok=True)

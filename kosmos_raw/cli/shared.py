@@ -9,16 +9,17 @@ from typing import Any
 
 from ..build.params import MAX_RANKS, ORDERS, POLICIES
 from ..checks.operators import CHECKED, Case
-from ..device import NAMES
+from ..device import NAMES, default_device
 from ..emulator.node.options import VARIABLE as EMULATOR
 from ..plan.shapes import split_rows
 from ..ranks.mpi import started_by_mpi, world_rank, world_size
 
 OPS = tuple(CHECKED)
+DEFAULT_DEVICE = "hip or cuda with a GPU for every rank, else emulated if its packages are there and no ROCm, else cpu"
 
 
 def add_group_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", choices=NAMES, default="cpu", help="where kernels run (default: cpu)")
+    parser.add_argument("--device", choices=NAMES, help=f"where kernels run (default: {DEFAULT_DEVICE})")
     parser.add_argument(
         "--emulator", metavar="OPTIONS", help="of --device emulated, like caches,preempt=7 (emulator/node/options.py)"
     )
@@ -68,7 +69,9 @@ def case_of(args: argparse.Namespace) -> Case:
 
 
 def launch_options(args: argparse.Namespace, arena_bytes: int | None = None) -> dict[str, Any]:
-    """Keyword arguments of launch(). The arena is as large as the case needs, when nobody says."""
+    """Keyword arguments of launch(). What nobody says is chosen: a device, which args.device names from now on, and an
+    arena as large as the case needs."""
+    args.device = args.device or ("emulated" if args.emulator else default_device(args.ranks))
     if args.emulator:
         if args.device != "emulated":
             raise ValueError(f"--emulator {args.emulator}: only --device emulated has an emulator, not {args.device}")

@@ -72,9 +72,10 @@ class Kernel(ABC):
 class Device(ABC):
     """One rank's device."""
 
-    name: str  # "cpu", "hip", "cuda"
+    name: str  # "cpu", "hip", "emulated", "cuda"
     index: int  # ordinal of the device in this process
     xp: ModuleType  # the array library: numpy or cupy
+    dlpack_types: tuple[int, ...]  # DLDeviceType of the memory that it can use as it is
     tick_hz: int  # rate of target::ticks()
     trace_rows: int = 1  # rows of trace events a WG writes
     default_arena_bytes: int = 4 << 30  # symmetric memory of a rank when the caller does not say
@@ -82,6 +83,9 @@ class Device(ABC):
     # Whether ranks meet before and after each launch: on a GPU that ranks of one process share, allocating memory or
     # loading a kernel may wait for the GPU, and so for the very rank that does it.
     launches_together: bool = False
+
+    @abstractmethod
+    def __init__(self, index: int = 0, ranks: int = 1): ...
 
     @property
     @abstractmethod
@@ -166,6 +170,11 @@ class Device(ABC):
         return None
 
     # -- work
+
+    @classmethod
+    @abstractmethod
+    def build(cls, op: str) -> None:
+        """Compiles the operator into the cache, where `kernel` finds it. Opens no device."""
 
     @abstractmethod
     def kernel(self, op: str) -> Kernel:

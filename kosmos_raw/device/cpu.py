@@ -24,7 +24,7 @@ MAX_WORKGROUPS = 256  # hip_kernels/target/host_run.h
 class CpuKernel(Kernel):
     def __init__(self, op: str):
         self.op = op
-        library = ctypes.CDLL(str(zig.shared_library(sources.kernel(op))))
+        library = ctypes.CDLL(str(_library(op)))
         self._main = getattr(library, f"{op}_main")  # ctypes lets go of the GIL during the call
         self._main.argtypes = [ctypes.c_void_p]
         self._main.restype = ctypes.c_int
@@ -47,6 +47,7 @@ class CpuKernel(Kernel):
 class CpuDevice(Device):
     name = "cpu"
     xp = np
+    dlpack_types = (1, 3, 11)  # the CPU's, and what CUDA and ROCm pin
     tick_hz = 1_000_000_000
     default_arena_bytes = 64 << 20
     queues_launches = False
@@ -134,6 +135,10 @@ class CpuDevice(Device):
     def fill(self, address: int, nbytes: int, word: int) -> None:
         self.array(address, (nbytes // 2,), np.uint16, None)[...] = word
 
+    @classmethod
+    def build(cls, op: str) -> None:
+        _library(op)
+
     def kernel(self, op: str) -> Kernel:
         return CpuKernel(op)
 
@@ -145,6 +150,10 @@ class CpuDevice(Device):
 
     def describe(self) -> str:
         return f"cpu, {len(os.sched_getaffinity(0))} cores"
+
+
+def _library(op: str) -> Path:
+    return zig.shared_library(sources.kernel(op))
 
 
 def _address(pages: mmap.mmap) -> int:

@@ -109,6 +109,7 @@ class CudaDevice(CupyDevice):
     name = "cuda"
     target = "sm_90a"
     extra = "cuda"
+    dlpack_types = (2,)
     tick_hz = 1_000_000_000  # %globaltimer
     masks = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
     queues_variable = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -143,6 +144,11 @@ class CudaDevice(CupyDevice):
 
     def kernel(self, op: str) -> CudaKernel:
         return CudaKernel(self, op, self._code(op))
+
+    @classmethod
+    def build(cls, op: str) -> None:
+        if sm90.missing() is None:
+            sm90.cubin(op)
 
     def _code(self, op: str) -> Code:
         plain = report.plain_scratch_bytes(op)

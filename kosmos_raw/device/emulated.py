@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from ..build import gfx950
 from .hip import HipDevice
 
 WORKGROUPS = 8  # of a launch when nobody chooses: all 256 compute units would be right, too, but 30 times slower
@@ -29,6 +30,12 @@ class EmulatedDevice(HipDevice):
         # is nobody's business who has a GPU.
         importlib.import_module("kosmos_raw.emulator.node").preload()
         return super()._import()
+
+    @classmethod
+    def build(cls, op: str) -> None:
+        super().build(op)
+        if not cls._wants_source(op):
+            importlib.import_module("kosmos_raw.emulator.node").build(gfx950.code_object(op).text)
 
     def _check_queues(self) -> None:
         """Streams are threads here: any number of them runs at once."""

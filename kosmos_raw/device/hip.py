@@ -8,12 +8,12 @@ import importlib
 import os
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ..build import gfx950, inline, report, shipped
 from ..errors import NotAvailable
+from . import rocm
 from .cupy_common import CupyDevice
 from .cupy_errors import GpuError, import_cupy
 from .cupy_kernel import Code
@@ -63,8 +63,9 @@ class HipDevice(CupyDevice):
     name = "hip"
     target = "gfx950"
     extra = "rocm"
+    dlpack_types = (10,)
     tick_hz = 100_000_000  # s_memrealtime
-    masks = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+    masks = rocm.MASKS
     queues_variable = "GPU_MAX_HW_QUEUES"
     queues_default = 4
 
@@ -99,14 +100,14 @@ class HipDevice(CupyDevice):
                 "are built for nothing else; use device='cpu'"
             )
         self.hip.hipSetDevice(self.index)  # loads hip-python's library, if it is another than CuPy's
-        libraries = hip_libraries()
+        libraries = rocm.hip_libraries()
         if len(libraries) > 1:
             raise NotAvailable(
                 f"device hip: two HIP runtimes are loaded, {' and '.join(libraries)}: CuPy takes libamdhip64.so.7, "
                 "hip-python libamdhip64.so; make the second a link to the first, or set ROCM_PATH and LD_LIBRARY_PATH "
                 "to one ROCm"
             )
-        version = rocm_version(libraries)
+        version = rocm.rocm_version(libraries)
         if version is not None and version < FIXED_ROCM:
             _warn(
                 f"ROCm {'.'.join(map(str, version))}: before 7.0.2 kernels on {ARCH} may see old values of host "
@@ -167,7 +168,13 @@ class HipDevice(CupyDevice):
             raise NotAvailable(f"{op}: the code object takes {len(arguments)} arguments, want one, the params struct")
         return Code(built.code_object, "", (), arguments[0], plain)
 
-    def _wants_source(self, op: str) -> bool:
+    @classmethod
+    def build(cls, op: str) -> None:
+        if not cls._wants_source(op):
+            gfx950.code_object(op)
+
+    @classmethod
+    def _wants_source(cls, op: str) -> bool:
         """Whether hiprtc compiles the sources here, instead of loading a code object.
 
         Code objects are the default: they are the very text that was checked and emulated, made by a compiler whose
@@ -192,8 +199,8 @@ class HipDevice(CupyDevice):
         )
 
     def describe(self) -> str:
-        rocm = rocm_version(hip_libraries())
-        said = f"ROCm {'.'.join(map(str, rocm))}" if rocm else f"HIP runtime {self._runtime.runtimeGetVersion()}"
+        version = rocm.rocm_version(rocm.hip_libraries())
+        said = f"ROCm {'.'.join(map(str, version))}" if version else f"HIP runtime {self._runtime.runtimeGetVersion()}"
         units = f", on compute units {self._units}" if self._units is not None else ""
         return f"{super().describe()}{units} (CuPy {self.cupy.__version__}, {said})"
 
@@ -206,29 +213,6 @@ class _Masked:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.address
-
-
-def hip_libraries() -> list[str]:
-    """Files of the HIP runtimes that this process has loaded; one, if all is well."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return []
-    return sorted({line.split(maxsplit=5)[5] for line in lines if "/libamdhip64.so" in line})
-
-
-def rocm_version(libraries: list[str]) -> tuple[int, ...] | None:
-    """Version of the ROCm that a runtime library belongs to, by the file .info/version; None when there is none.
-    (HIP's own number does not tell ROCm 7.0.1 from 7.0.2.)"""
-    roots = [Path(library).resolve().parents[1] for library in libraries]
-    roots += [Path(os.environ[name]) for name in ("ROCM_PATH", "ROCM_HOME") if os.environ.get(name)]
-    for root in roots:
-        try:
-            text = (root / ".info" / "version").read_text().strip()
-            return tuple(int(part) for part in text.split("-")[0].split(".")[:3])
-        except (OSError, ValueError):
-            continue
-    return None
 
 
 def _warn(message: str) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..device.base import Device
 
-# DLDeviceType: where memory lies, and which of them a device of ours can use as it is.
+# DLDeviceType: where memory lies.
 PLACES = {
     1: "cpu",
     2: "cuda",
@@ -28,7 +28,6 @@ PLACES = {
     13: "managed memory (CUDA)",
     14: "oneapi",
 }
-USABLE = {"cpu": (1, 3, 11), "cuda": (2,), "hip": (10,)}
 
 # DLDataTypeCode
 INT, UINT, FLOAT, OPAQUE, BFLOAT, COMPLEX, BOOL = range(7)
@@ -244,7 +243,7 @@ def _check_place(x: Any, device: Device) -> None:
         raise TypeError(f"DLPack: {type(x).__name__} has no __dlpack_device__")
     kind, ordinal = (int(part) for part in x.__dlpack_device__())
     here = f"{device.name}:{device.index}" if device.name != "cpu" else "cpu"
-    if kind not in USABLE[device.name]:
+    if kind not in device.dlpack_types:
         raise TypeError(
             f"DLPack: the {type(x).__name__} lies in {PLACES.get(kind, f'memory of kind {kind}')}, want memory of "
             f"device {here}; copy it there first"

@@ -34,7 +34,9 @@ def launch(
         fn: gets the rank's Communicator first. With processes it must be importable (defined at the top of a module),
             and so must its arguments and results be picklable.
         ranks: how many; None means 8, or as many as mpirun or srun started.
-        device: "cpu", "emulated", "hip" or "cuda".
+        device: "cpu", "emulated", "hip" or "cuda". Always "cpu" when left out, whatever the machine has, because `fn`
+            must bring arrays of the device's library, `comm.device.xp`: NumPy's for "cpu", CuPy's for all others.
+            `kosmos_raw.default_device()` is what commands take when nobody chooses.
         mode: "processes" (spawned here), "threads" (of this process) or "mpi"; None takes "mpi" in a process that
             mpirun or srun started, else "processes". With "mpi" every process returns all results.
         arena_bytes, timeout_s, workgroups: see Communicator.

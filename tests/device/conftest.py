@@ -38,7 +38,7 @@ def make(monkeypatch):
         if setup:
             setup(fake)
         if name == "hip":
-            monkeypatch.setattr(module, "hip_libraries", lambda: [])
+            monkeypatch.setattr("kosmos_raw.device.rocm.hip_libraries", lambda: [])
             device = module.HipDevice(index, ranks, **options)
         else:
             monkeypatch.setattr(module, "_driver", fake.driver)

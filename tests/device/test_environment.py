@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from kosmos_raw.device import open_device
+from kosmos_raw.device import open_device, rocm
 from kosmos_raw.errors import NotAvailable
 
 from .fakes import MASKS, Fake, Refusal, both
@@ -50,7 +50,7 @@ def test_cupy_that_does_not_load_says_why(monkeypatch):
             "\n====\nFailed to import CuPy.\n\nOriginal error:\n  ImportError: libamdhip64.so.7: no such file\n===="
         )
 
-    monkeypatch.setattr("kosmos_raw.device.cupy_errors.importlib.import_module", refuse)
+    monkeypatch.setattr("kosmos_raw.device.cupy_errors.importlib", SimpleNamespace(import_module=refuse))
     with pytest.raises(NotAvailable, match=r"does not load: ImportError: libamdhip64\.so\.7"):
         open_device("hip", 0, 1)
 
@@ -89,14 +89,13 @@ def test_slices_and_compute_modes_are_refused(make):
 
 
 def test_known_bad_rocm_is_warned_about(make, monkeypatch, tmp_path):
-    hip = importlib.import_module("kosmos_raw.device.hip")
     monkeypatch.setenv("HSA_ENABLE_IPC_MODE_LEGACY", "1")
     with pytest.warns(RuntimeWarning, match="HSA_ENABLE_IPC_MODE_LEGACY=1 breaks hipIpcGetMemHandle"):
         make("hip", 0, 2)
     monkeypatch.delenv("HSA_ENABLE_IPC_MODE_LEGACY")
     (tmp_path / ".info").mkdir()
     (tmp_path / ".info" / "version").write_text("7.0.1-42\n")
-    assert hip.rocm_version([str(tmp_path / "lib" / "libamdhip64.so.7")]) == (7, 0, 1)
+    assert rocm.rocm_version([str(tmp_path / "lib" / "libamdhip64.so.7")]) == (7, 0, 1)
     monkeypatch.setenv("ROCM_PATH", str(tmp_path))
     with pytest.warns(RuntimeWarning, match=r"ROCm 7\.0\.1.*install ROCm 7\.0\.2"):
         make("hip")
@@ -104,8 +103,7 @@ def test_known_bad_rocm_is_warned_about(make, monkeypatch, tmp_path):
 
 def test_two_hip_runtimes_are_refused(make, monkeypatch):
     device, _ = make("hip")
-    hip = importlib.import_module("kosmos_raw.device.hip")
-    monkeypatch.setattr(hip, "hip_libraries", lambda: ["/a/libamdhip64.so.7", "/b/libamdhip64.so.6"])
+    monkeypatch.setattr(rocm, "hip_libraries", lambda: ["/a/libamdhip64.so.7", "/b/libamdhip64.so.6"])
     with pytest.raises(NotAvailable, match=r"/a/libamdhip64\.so\.7 and /b/libamdhip64\.so\.6"):
         device._check_device()
 

@@ -7,6 +7,6 @@ KOSMOS_EMULATOR.
 """
 
 from .options import NodeOptions
-from .preload import Node, hip_in_memory, preload, read_log, real_rocm, why_unavailable
+from .preload import Node, build, preload, read_log, why_unavailable
 
-__all__ = ["Node", "NodeOptions", "hip_in_memory", "preload", "read_log", "real_rocm", "why_unavailable"]
+__all__ = ["Node", "NodeOptions", "build", "preload", "read_log", "why_unavailable"]

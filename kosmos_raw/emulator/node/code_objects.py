@@ -188,7 +188,7 @@ def load(data: bytes, beside: Path | None = None) -> _CodeObject:
 def _translate(data: bytes, beside: Path | None) -> tuple[_CodeObject, ctypes.CDLL]:
     image = read_image(data)
     kernels = image.metadata.get("amdhsa.kernels", [])
-    made = _translated(_text_file(image, beside))
+    made = translated(_text_file(image, beside))
     names, in_text = sorted(kernel[".name"] for kernel in kernels), made.with_suffix(".names").read_text().split()
     if names != in_text:
         raise BadCodeObject(f"the code object has the kernels {names}, its assembly text {in_text}")
@@ -198,7 +198,7 @@ def _translate(data: bytes, beside: Path | None) -> tuple[_CodeObject, ctypes.CD
     return _CodeObject(functions, len(kernels)), library
 
 
-def _translated(text: Path) -> Path:
+def translated(text: Path) -> Path:
     """The library of translated kernels, and their names beside it. All ranks load the same text: one translates it."""
     ours = [*sorted(EMULATOR.glob("*.py")), *sorted((EMULATOR / "runtime").glob("*.h"))]
     key = [zig.version(), zig.cpu_identity(), text.name, *(path.read_text() for path in (text, *ours))]

@@ -10,12 +10,12 @@ import ctypes
 import os
 import sys
 import threading
-from ctypes.util import find_library
 from pathlib import Path
 
 from ...build import cache as build_cache
 from ...build import zig
 from ...build.zig import BuildError
+from ...device.rocm import hip_libraries, real_rocm
 from ...errors import NotAvailable
 from . import code_objects, hiprtc, libraries, stubs
 from .options import LOG, NodeOptions, from_environment
@@ -79,9 +79,15 @@ def preload(options: NodeOptions | None = None) -> Node:
         return _node
 
 
+def build(text: Path) -> None:
+    """Builds the node and the translation of a kernel's text into the cache, and loads neither."""
+    libraries.node_folder()
+    code_objects.translated(text)
+
+
 def _refuse_if_too_late() -> None:
     for module in ("cupy", "hip.hip", "rocm.bindings.hip"):
-        if module in sys.modules and hip_in_memory():
+        if module in sys.modules and hip_libraries():
             raise NotAvailable(
                 f"device emulated: {module} is loaded already, with another HIP runtime; open the emulated device first"
             )
@@ -100,30 +106,6 @@ def why_unavailable() -> str | None:
     except BuildError as error:
         return str(error)
     return stubs.missing_wheels()
-
-
-def hip_in_memory() -> str | None:
-    """File of a HIP runtime that this process has loaded."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        if "/libamdhip64.so" in line:
-            return line.split(maxsplit=5)[5]
-    return None
-
-
-def real_rocm() -> str | None:
-    """Where a HIP runtime that is not ours lies, as the wheels would find it; None when there is none."""
-    ours = str(build_cache.folder().resolve())
-    loaded = hip_in_memory()
-    if loaded:
-        return None if loaded.startswith(ours) else loaded
-    roots = [os.environ.get(name) for name in ("ROCM_PATH", "ROCM_HOME", "HIP_PATH")] + ["/opt/rocm"]
-    places = [Path(root) / "lib" for root in roots if root]
-    places += [Path(place) for place in os.environ.get("LD_LIBRARY_PATH", "").split(":") if place]
-    for place in places:
-        for library in sorted(place.glob("libamdhip64.so*")):
-            if not str(library.resolve()).startswith(ours):
-                return str(library)
-    return find_library("amdhip64")
 
 
 def _set_environment(folder: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kosmos_raw.build import params
 from kosmos_raw.device.emulated import EmulatedDevice
-from kosmos_raw.device.hip import hip_libraries, rocm_version
+from kosmos_raw.device.rocm import hip_libraries, rocm_version
 from kosmos_raw.errors import NotAvailable
 
 
