@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from kosmos_raw.device.cpu import CpuDevice
+from kosmos_raw.device.hip import HipDevice
 from kosmos_raw.memory import dlpack
 from kosmos_raw.memory.dlpack import BFLOAT, FLOAT, OPAQUE, UINT
 
@@ -221,11 +222,11 @@ def test_other_memory_is_refused_before_anything_is_exported(cpu, kind, words):
 
 def test_another_gpu_is_refused_with_both_numbers(cpu):
     class Gpu:
-        name, index = "hip", 1
+        name, index, dlpack_types = "emulated", 1, HipDevice.dlpack_types
 
-    with pytest.raises(TypeError, match=r"lies on GPU 0, and this rank's device is hip:1"):
+    with pytest.raises(TypeError, match=r"lies on GPU 0, and this rank's device is emulated:1"):
         dlpack.as_array(Producer(None, (2, 2), place=(10, 0)), Gpu())
-    with pytest.raises(TypeError, match=r"lies in cuda, want memory of device hip:1"):
+    with pytest.raises(TypeError, match=r"lies in cuda, want memory of device emulated:1"):
         dlpack.as_array(Producer(None, (2, 2), place=(2, 1)), Gpu())
 
 
@@ -243,7 +244,7 @@ def test_views_on_a_gpu():
         ndarray = empty = Array
 
     class Gpu:
-        name, index, xp, spans = "hip", 1, Library, []
+        name, index, dlpack_types, xp, spans = "emulated", 1, HipDevice.dlpack_types, Library, []
 
         def dlpack_stream(self):
             return 0
