@@ -111,6 +111,8 @@ class _Launch(ctypes.Structure):
         ("block", ctypes.c_uint32 * 3),
         ("rank", ctypes.c_uint32),
         ("dynamic_lds_bytes", ctypes.c_uint32),
+        ("barred_count", ctypes.c_uint32),
+        ("barred", ctypes.c_void_p),
     ]
 
 

@@ -21,7 +21,8 @@ struct Block {       // one allocation of a GPU
 struct Range {       // pinned, or opened from another process
   u8* base;
   u64 bytes;
-  int gpu;
+  int gpu;           // that was current then
+  int owner;         // opened: the GPU whose memory it is; -1: hidden here
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -78,6 +79,21 @@ Found find_allocation(const void* address) {
   if (i < 0) i = range_at(opened, p);
   if (i < 0) return {};
   return {kind, ranges[i].gpu, ranges[i].base, ranges[i].bytes, (u64)(p - ranges[i].base), 0};
+}
+
+u32 barred_memory(int gpu, EmulatorRange* to, u32 room) {
+  Locked locked(lock);
+  u32 count = 0, holders = 0;  // holders: GPUs with allocations
+  for (const Block& b : blocks) holders |= 1u << (b.begin / HBM_BYTES);
+  for (int other = 0; other < MAX_GPUS && count < room; other++)
+    if (holders >> other & 1 && !can_reach(gpu, other))
+      to[count++] = {(u64)hbm + other * HBM_BYTES, (u64)hbm + (other + 1) * HBM_BYTES, why_not_reached(gpu, other)};
+  for (const Range& r : opened) {
+    const bool lazily = r.gpu == gpu && !has_fault(IPC_NOT_LAZY);  // the one flag that opening takes asks for it
+    if (count < room && !lazily && (r.owner < 0 || !can_reach(gpu, r.owner)))
+      to[count++] = {(u64)r.base, (u64)r.base + r.bytes, why_not_reached(gpu, r.owner)};
+  }
+  return count;
 }
 
 // ---- allocating ----
@@ -150,7 +166,7 @@ API(hipHostMalloc, void** to, size_t bytes, u32) {
   if (p == MAP_FAILED) return fail(hipErrorOutOfMemory);
   watch_for_forks();
   Locked locked(lock);
-  pinned.add({(u8*)p, room, current_gpu()});
+  pinned.add({(u8*)p, room, current_gpu(), -1});
   *to = p;
   return hipSuccess;
 }
@@ -277,7 +293,8 @@ struct IpcHandle {
   int pid, file;
   u32 entry;  // in the owner's table of exports
   u64 serial, begin, bytes, offset;
-  u8 unused[16];
+  u32 gpu;    // physical
+  u8 unused[12];
 };
 static_assert(sizeof(IpcHandle) == 64);
 constexpr u32 MAGIC = 0x6b6f736d;
@@ -303,7 +320,8 @@ API(hipIpcGetMemHandle, IpcHandle* handle, void* p) {
   Block& b = blocks[i];
   if (const Error e = export_block(b)) return fail(e);
   const u32 entry = b.exported - 1;
-  *handle = {MAGIC, getpid(), file, entry, exports[entry], b.begin, b.bytes, offset - b.begin, {}};
+  *handle = {MAGIC, getpid(), file, entry, exports[entry], b.begin, b.bytes, offset - b.begin,
+             (u32)physical_gpu((int)(b.begin / HBM_BYTES)), {}};
   return hipSuccess;
 }
 
@@ -337,7 +355,7 @@ API(hipIpcOpenMemHandle, void** to, IpcHandle h, u32 flags) {
   Locked locked(lock);
   if (has_fault(IPC_36) && opened.count >= 36)
     mmap(p, bytes, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  opened.add({p, bytes, current_gpu()});
+  opened.add({p, bytes, current_gpu(), ordinal_of((int)h.gpu)});
   *to = p + (has_fault(IPC_KEEPS_OFFSET) ? h.offset : 0);
   return hipSuccess;
 }

@@ -1,6 +1,5 @@
 // Code objects and launches. Python reads and translates code objects (code_objects.py); here are the functions that it
 // found, the checks that HIP makes before a launch, and the launch itself, on the emulator.
-#include "../runtime/emulator.h"
 #include "node.h"
 
 // ---- what Python says of a code object; code_objects.py mirrors these structs ----
@@ -194,6 +193,9 @@ static void run(const Function& f, const Shape& shape, int gpu, u32 resident, u8
   l.dynamic_lds_bytes = shape.dynamic_lds;
   memcpy(l.grid, shape.grid, sizeof l.grid);
   memcpy(l.block, shape.block, sizeof l.block);
+  EmulatorRange barred[64];
+  l.barred = barred;
+  l.barred_count = barred_memory(gpu, barred, 64);
   EmulatorTicket* ticket = nullptr;
   EmulatorReport* report = (EmulatorReport*)calloc(1, sizeof *report);
   report->status = emulator_launch(machine_for(shape.groups() <= resident ? 0 : resident), &l, 1, &ticket);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "../runtime/emulator.h"
 #include "../runtime/types.h"
 #include "hip_names.h"
 
@@ -27,6 +28,7 @@ enum Fault : u32 {
   NO_MEMORY = 16,        // every allocation on a GPU fails
   LAUNCH_FAILS = 32,     // every launch is refused, but of CuPy's own kernels
   IPC_CLOSED = 64,       // no handle can be opened, as between containers
+  IPC_NOT_LAZY = 128,    // opening a handle does not enable peer access by itself, whatever its flag says
 };
 struct NodeOptions {
   double limit_seconds;  // of one launch
@@ -89,6 +91,9 @@ void watch_for_forks();
 int gpu_count();  // that the masks leave visible
 int current_gpu();
 int physical_gpu(int ordinal);
+int ordinal_of(int physical);           // -1: hidden
+bool can_reach(int from, int to);       // peer access is enabled, or it is one GPU
+const char* why_not_reached(int from, int to);
 
 // ---- memory.cpp ----
 enum MemoryKind { PAGEABLE, PINNED, DEVICE_MEMORY, PEER_MEMORY };
@@ -100,6 +105,8 @@ struct Found {  // the allocation round an address
   u32 flags = 0;
 };
 Found find_allocation(const void* address);
+// Memory that kernels of a GPU must not touch, for want of peer access. Returns how many ranges.
+u32 barred_memory(int gpu, EmulatorRange* to, u32 room);
 
 // ---- streams.cpp ----
 struct Stream {

@@ -12,7 +12,7 @@ from ..machine import CACHES, LATE
 
 VARIABLE = "KOSMOS_EMULATOR"
 LOG = "KOSMOS_EMULATOR_LOG"
-FAULTS = ("ipc_keeps_offset", "ipc_legacy", "ipc_36", "no_peer", "no_memory", "launch_fails", "ipc_closed")
+FAULTS = ("ipc_keeps_offset", "ipc_legacy", "ipc_36", "no_peer", "no_memory", "launch_fails", "ipc_closed", "ipc_not_lazy")
 MAX_GPUS = 8
 
 

@@ -37,6 +37,11 @@ static const Visible& visible() {
 int gpu_count() { return visible().count; }
 int current_gpu() { return current; }
 int physical_gpu(int ordinal) { return visible().physical[ordinal]; }
+int ordinal_of(int physical) {
+  for (int i = 0; i < gpu_count(); i++)
+    if (physical_gpu(i) == physical) return i;
+  return -1;
+}
 static bool exists(int ordinal) { return ordinal >= 0 && ordinal < gpu_count(); }
 static int bus_of(int ordinal) { return 5 + 16 * physical_gpu(ordinal); }
 
@@ -213,8 +218,16 @@ API(hipDeviceGetAttribute, int* value, int which, int gpu) {
   return hipSuccess;
 }
 
-// ---- peers. Recorded, not enforced: a kernel reaches whatever is mapped ----
+// ---- peers ----
 static u32 reachable[MAX_GPUS];  // bit mask of GPUs
+bool can_reach(int from, int to) { return from == to || __atomic_load_n(&reachable[from], __ATOMIC_RELAXED) >> to & 1; }
+const char* why_not_reached(int from, int to) {
+  static char texts[MAX_GPUS][MAX_GPUS + 1][80];
+  char* text = texts[from][to + 1];
+  if (to < 0) snprintf(text, sizeof texts[0][0], "GPU %d reads or writes memory of a GPU that is hidden from it, at", from);
+  else snprintf(text, sizeof texts[0][0], "GPU %d has no peer access to GPU %d, whose memory is at", from, to);
+  return text;
+}
 API(hipDeviceCanAccessPeer, int* can, int from, int to) {
   BEGIN;
   if (!exists(from) || !exists(to)) return fail(hipErrorInvalidDevice);

@@ -34,6 +34,11 @@ typedef struct EmulatorOptions {
   uint32_t resident_wgs;    /* of one launch at a time; 0: all of them */
 } EmulatorOptions;
 
+typedef struct EmulatorRange {
+  uint64_t begin, end;
+  const char* why;          /* what a fault there says, before the address; must outlive the launch */
+} EmulatorRange;
+
 typedef struct EmulatorLaunch {
   const EmulatorModule* module;
   const char* kernel;
@@ -42,6 +47,8 @@ typedef struct EmulatorLaunch {
   uint32_t grid[3], block[3];
   uint32_t rank;
   uint32_t dynamic_lds_bytes;
+  uint32_t barred_count;
+  const EmulatorRange* barred;  /* memory that it must not touch: of GPUs without peer access. Copied; slow, when any */
 } EmulatorLaunch;
 
 typedef struct EmulatorReport {

@@ -21,7 +21,8 @@ struct Launch {
   const ModuleInfo* module;
   const KernelInfo* kernel;
   u8* params;
-  u32 grid[3], block[3], rank, lds_bytes, total, started, live;
+  EmulatorRange* barred;
+  u32 barred_count, grid[3], block[3], rank, lds_bytes, total, started, live;
   Cache *device_cache, *near_caches;
   u32 near_count;
   Snapshot* snapshot;
@@ -132,6 +133,7 @@ inline void end_launch(Launch& l) {
   free(l.near_caches);
   free(l.device_cache);
   free(l.params);
+  free(l.barred);
   release_snapshot(l.snapshot);
   l.report.seconds = (now_ns() - l.began) * 1e-9;
   Launch** place = &l.machine->launches;
@@ -190,8 +192,11 @@ inline Workgroup* make_workgroup(Launch& l, u32 index, const Services& services)
   g->memory.late = o.late;
   g->memory.outside = o.outside;
   g->memory.caches = o.caches;
+  g->memory.barred = l.barred;
+  g->memory.barred_count = l.barred_count;
   if (o.caches) g->memory.view = {&l.near_caches[o.caches == EMULATOR_CACHES_PER_XCD ? xcc : index], l.device_cache};
-  WaveSetup s = {l.kernel, &services, l.params, l.block, {}, xcc, o.preempt_one_in, o.seed, l.rank, !o.late && !o.caches};
+  const bool plain = !o.late && !o.caches && !l.barred_count;
+  WaveSetup s = {l.kernel, &services, l.params, l.block, {}, xcc, o.preempt_one_in, o.seed, l.rank, plain};
   s.group_id[0] = index % l.grid[0];
   s.group_id[1] = index / l.grid[0] % l.grid[1];
   s.group_id[2] = index / l.grid[0] / l.grid[1];

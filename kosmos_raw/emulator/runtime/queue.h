@@ -17,7 +17,8 @@ struct AccessQueue {
 // What the runtime knows of a wave's workgroup when it performs an access.
 struct MemoryMode {
   View view;
-  u32 late, outside;
+  u32 late, outside, barred_count;
+  const EmulatorRange* barred;
   bool caches;
 };
 
@@ -178,10 +179,20 @@ inline void perform_oldest(Wave& w, AccessQueue& q, const MemoryMode& mode) {
 inline void leave_at_most(Wave& w, AccessQueue& q, u32 left, const MemoryMode& mode) {
   while (q.count > left) perform_oldest(w, q, mode);
 }
+inline void refuse_barred(Wave& w, const Access& x, const MemoryMode& mode) {
+  for (u32 i = 0; i < mode.barred_count; i++) {
+    const EmulatorRange& r = mode.barred[i];
+    const u64 lanes = x.action == SCALAR_LOAD ? 1 : x.exec;
+    each_active(lanes, [&](int l) {
+      if (x.address[l] >= r.begin && x.address[l] < r.end) w.services->fault(w, r.why, x.address[l]);
+    });
+  }
+}
 // The newest entry has been filled in by translated code.
 inline void issue(Wave& w, AccessQueue& q, Access& x, const MemoryMode& mode) {
   x.done = false;
   x.at = w.at;
+  if (mode.barred_count && !is_lds(x.action) && x.action != WRITE_BACK) refuse_barred(w, x, mode);
   if (is_delayed(w, x, mode)) {
     poison(w, x);
     q.count++;

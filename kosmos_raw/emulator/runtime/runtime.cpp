@@ -207,6 +207,9 @@ static EmulatorTicket* prepare(EmulatorMachine* m, const EmulatorLaunch& from, S
   l.params = (u8*)aligned(room);
   memset(l.params, MEMORY_PATTERN, room);
   if (from.params_bytes) memcpy(l.params, from.params, from.params_bytes);
+  l.barred_count = from.barred_count;
+  l.barred = (EmulatorRange*)calloc(l.barred_count + 1, sizeof *l.barred);
+  if (l.barred_count) memcpy(l.barred, from.barred, l.barred_count * sizeof *l.barred);
   memcpy(l.grid, from.grid, sizeof l.grid);
   memcpy(l.block, from.block, sizeof l.block);
   l.rank = from.rank;
