@@ -95,9 +95,14 @@ def _get_register(c: Context, i: Instruction) -> str:
 
 
 def _set_register(c: Context, i: Instruction) -> str:
-    """Of MODE alone, and of that what becomes of float32 subnormals."""
-    if i.operands[0].text.replace(" ", "") != "hwreg(HW_REG_MODE,4,2)":
-        raise Unsupported(i.operands[0].text)
+    """Of MODE alone: what becomes of float32 subnormals; and rounding to the nearest, the only one there is here."""
+    name = i.operands[0].text.replace(" ", "")
+    if name in ("hwreg(HW_REG_MODE,0,2)", "hwreg(HW_REG_MODE,2,2)", "hwreg(HW_REG_MODE,0,4)"):
+        if not i.operands[1].is_constant or i.operands[1].first:
+            raise Unsupported(f"{name}: only 0, rounding to the nearest")
+        return ""
+    if name != "hwreg(HW_REG_MODE,4,2)":
+        raise Unsupported(name)
     return f"w.mode = (w.mode & ~0x30u) | ({c.scalar_value(i.operands[1])} & 3) << 4;"
 
 

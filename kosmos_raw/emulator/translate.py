@@ -19,6 +19,7 @@ from .scalar_ops import BRANCHES
 
 _FAMILIES = (vector.translate, scalar.translate, memory.translate, matrix.translate)
 _MEMORY = re.compile(r"(global|flat|buffer|scratch|ds|s_load|s_buffer)_")
+_ROUNDING = ("float_round_mode_32", "float_round_mode_16_64")
 _POINTERS_NOT_GIVEN = ("dispatch_ptr", "queue_ptr", "dispatch_id", "kernarg_preload_length", "private_segment_size")
 
 
@@ -94,6 +95,8 @@ def _function(c: Context, unknown: dict[str, tuple[int, str, str]]) -> str:
     for name in _POINTERS_NOT_GIVEN:
         if kernel.flag(f"user_sgpr_{name}"):
             raise Unsupported(f"{kernel.name} asks for {name}: pass sizes as ordinary arguments")
+    if any(map(kernel.flag, _ROUNDING)):
+        raise Unsupported(f"{kernel.name} rounds otherwise than to the nearest")
     keeps = kernel.flag("float_denorm_mode_32") == 3  # the assembler's default is 0: flush them
     c.flushes = not keeps or any(i.mnemonic.startswith("s_setreg") for i in kernel.instructions)
     body = _Body(kernel)

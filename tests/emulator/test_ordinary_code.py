@@ -291,9 +291,12 @@ def test_what_is_out_of_bounds_is_named(memory, name, word):
         launch(memory, name, 1, 64)
 
 
-def test_other_bits_of_mode_are_refused():
-    text = kernel("rounding", "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 3")
-    with pytest.raises(emulator.UnknownInstructions, match="HW_REG_MODE, 0, 4"):
+@pytest.mark.parametrize(
+    "what", ["hwreg(HW_REG_MODE, 0, 4), 3", "hwreg(HW_REG_MODE, 2, 2), 1", "hwreg(HW_REG_MODE, 8, 1), 0"]
+)
+def test_other_bits_of_mode_are_refused(what):
+    text = kernel("rounding", f"s_setreg_imm32_b32 hwreg(HW_REG_MODE, 2, 2), 0\ns_setreg_imm32_b32 {what}")
+    with pytest.raises(emulator.UnknownInstructions, match="does not know 1 kinds"):
         module("rounding", text)
 
 
