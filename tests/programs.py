@@ -29,7 +29,7 @@ def back_to_back(comm, calls, seed):
         rows = [int(r) for r in rng.integers(0, 40, comm.ranks) * (rng.random(comm.ranks) < 0.8)]
         n, k = int(rng.integers(1, 120)), int(rng.integers(1, 120))
         one = EXACT[int(rng.integers(len(EXACT)))]
-        policy = ("one_way", "fixed", "two_way")[int(rng.integers(2 if one is exact_gemm_rs else 3))]
+        policy = ("one_way", "fixed", "two_way")[int(rng.integers(3))]
         movers = int(rng.integers(1, comm.workgroups)) if comm.ranks > 1 else None
         results = one(comm, (seed, call), rows, n, k, policy=policy, movers=movers)
         kept = [*kept[-3:], results]

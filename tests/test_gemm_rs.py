@@ -40,7 +40,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("policy", ["one_way", "fixed"])
+@pytest.mark.parametrize("policy", ["one_way", "fixed", "two_way"])
 def test_matches_oracle(policy):
     for ranks in range(1, 9):
         cases = [

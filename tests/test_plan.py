@@ -14,7 +14,7 @@ from kosmos_raw.device.base import Tile
 from kosmos_raw.memory.allocator import ALIGNMENT, Allocator
 from kosmos_raw.numerics.tolerance import compare, gemm_bound
 from kosmos_raw.plan.ag_gemm import plan_ag_gemm
-from kosmos_raw.plan.crew import KERNELS, KNOWN, REDUCING, Crew, Grid
+from kosmos_raw.plan.crew import KERNELS, REDUCING, Crew, Grid
 from kosmos_raw.plan.gemm_rs import plan_gemm_rs
 from kosmos_raw.plan.shapes import split_rows
 
@@ -92,7 +92,7 @@ def test_a_cap_takes_builders_from_a_gather_and_both_roles_from_a_reduction():
 
 def test_one_rank_has_no_movers():
     for op in KERNELS:
-        for policy in KNOWN[op]:
+        for policy in params.POLICIES:
             crew = Crew.choose(op, (100, 100, 100), 1, GRID, policy, movers=3)
             assert crew == Crew("one_way", 0, 8)
 

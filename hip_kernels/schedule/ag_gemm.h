@@ -30,13 +30,16 @@ struct AgGemmParams {
 };
 static_assert(sizeof(AgGemmParams) == 328);
 
-struct AgGemmSchedule : Gather<AgGemmParams> {
+// The queue of tiles beside that of pulls. Self says what it holds: entries() and entry_at(i), the last of which is DRAIN.
+template <class Self> struct AgGemmQueue : Gather<AgGemmParams> {
   using Gather::Gather;
+  DEVICE const Self& self() const { return static_cast<const Self&>(*this); }
 
   DEVICE u32 columns() const { return (p.N + p.tile_n - 1) / p.tile_n; }
   DEVICE u32 own_tiles() const { return p.m.tile_rows(p.g.rank) * columns(); }
+  DEVICE bool own_first() const { return p.order == AS_CONSUMED || p.order == CHUNK_MAJOR; }
   DEVICE u32 all_tiles() const {
-    if (p.order == RANK_ORDER) return p.g.ranks * p.m.tile_rows_max * columns();
+    if (!own_first()) return p.g.ranks * p.m.tile_rows_max * columns();
     return own_tiles() + peers() * p.m.tile_rows_max * columns();
   }
 
@@ -61,9 +64,9 @@ struct AgGemmSchedule : Gather<AgGemmParams> {
     }
     for (;;) {
       const u32 i = target::load(head(), DEVICE_SCOPE);
-      if (i >= all_tiles()) break;
-      const Work w = tile_at(i);
-      if (w.kind != LEAVE && !ready(w)) break;
+      if (i >= self().entries()) break;
+      const Work w = self().entry_at(i);
+      if (w.kind == TILE && !self().ready(w)) break;
       if (target::swap_if(head(), i, i + 1, DEVICE_SCOPE) && w.kind != LEAVE) return w;
     }
     const Work w = next_shared_pull();
@@ -72,30 +75,26 @@ struct AgGemmSchedule : Gather<AgGemmParams> {
 
   // Own chunk first, in groups, then peers' tile rows interleaved as movers pull them. LEAVE: past a short chunk's end.
   DEVICE Work tile_at(u32 i) const {
-    const u32 cols = columns(), own = own_tiles();
-    if (p.order == RANK_ORDER) {
-      const u32 q = i / cols / p.m.tile_rows_max, row = i / cols % p.m.tile_rows_max;
-      if (row < p.m.tile_rows(q)) return {TILE, q, row, i % cols};
-      return {};
-    }
+    const u32 cols = columns(), own = own_first() ? own_tiles() : 0, most = p.m.tile_rows_max;
     if (i < own) {
       const TileAt t = tile_in_groups(i, p.m.tile_rows(p.g.rank), cols, p.m.side_by_side ? p.m.side_by_side : 1);
       return {TILE, p.g.rank, t.row, t.column};
     }
-    const u32 j = (i - own) / cols;
-    const u32 q = peer_at(p.order == CHUNK_MAJOR ? j / p.m.tile_rows_max : j % peers());
-    const u32 row = p.order == CHUNK_MAJOR ? j % p.m.tile_rows_max : j / peers();
+    const u32 j = (i - own) / cols, among = own_first() ? peers() : p.g.ranks;  // the own chunk is the last in the round
+    const bool by_chunk = p.order == CHUNK_MAJOR || p.order == RANK_ORDER;
+    const u32 turn = by_chunk ? j / most : j % among, row = by_chunk ? j % most : j / among;
+    const u32 q = p.order == RANK_ORDER ? turn : peer_at(turn);
     if (row < p.m.tile_rows(q)) return {TILE, q, row, (i - own) % cols};
     return {};
   }
 
   // The last entry is DRAIN, so exactly one WG draws it.
   DEVICE Work next_tile() {
-    for (;;) {
+    for (const u32 all = self().entries();;) {
       const u32 i = target::add(head(), 1, DEVICE_SCOPE);
-      if (i == all_tiles()) return {DRAIN, p.g.rank};
-      if (i > all_tiles()) return {};
-      if (const Work w = tile_at(i); w.kind != LEAVE) return w;
+      if (i == all) return {DRAIN, p.g.rank};
+      if (i > all) return {};
+      if (const Work w = self().entry_at(i); w.kind != LEAVE) return w;
     }
   }
 
@@ -109,4 +108,10 @@ struct AgGemmSchedule : Gather<AgGemmParams> {
   DEVICE void finish(const Work& w) const {
     if (w.kind == PULL) finish_pull(w);
   }
+};
+
+struct AgGemmSchedule : AgGemmQueue<AgGemmSchedule> {
+  using AgGemmQueue::AgGemmQueue;
+  DEVICE u32 entries() const { return all_tiles(); }
+  DEVICE Work entry_at(u32 i) const { return tile_at(i); }
 };

@@ -4,12 +4,17 @@
 // Builders multiply and store partial tiles into staging (staging.h), band by band: band b of every rank's chunk before band
 // b + 1 of any, so that everybody's reduction can begin after the first step. Movers pull slices of their own chunk's bands
 // from all ranks, add in FP32 in rank order, and round once. A builder that finds no tile left joins them, up to
-// saturation (ONE_WAY), or leaves (FIXED).
+// saturation (ONE_WAY), or leaves (FIXED). With TWO_WAY movers build while their next band is not made.
 //
 // Why it cannot deadlock: a TILE waits for nothing. POISON waits for all ranks to start, which the first WG of each does
 // before it waits for anything. REDUCE waits for tiles of all ranks; movers are fewer than WGs, so builders are resident
 // everywhere, and they claim all tiles before they ever claim a REDUCE. What is claimed after a REDUCE is a REDUCE or
 // LEAVE, never a TILE that somebody waits for: that is why a target may claim ahead.
+//
+// With TWO_WAY a TILE may be claimed after a REDUCE. But a REDUCE is then claimed only when all tiles that it waits for have
+// been claimed before it (band_is_made), or when this rank has no tile left. Of all works that are claimed and wait, the one
+// that was claimed first waits for tiles that were claimed still earlier, behind works that do not wait; or for tiles that are
+// not claimed, of a rank that has some left, and so no WG that waits for such a thing. So something always goes on.
 #pragma once
 #include "chunks.h"
 #include "staging.h"
@@ -28,15 +33,16 @@ struct GemmRsParams {
   u32 max_movers;     // at which the links are saturated; at least 1, movers included
   u32 band_tile_rows; // tile rows of a band
   u32 slices;         // of a band, each one REDUCE
-  u32 policy;         // ONE_WAY or FIXED: what a REDUCE waits for is too much to ask for without waiting
-  u32 order;          // AS_CONSUMED or RANK_ORDER
+  u32 policy;
+  u32 order;          // any but NOT_OWN_FIRST
   u32 zero;
 };
 static_assert(sizeof(GemmRsParams) == 344);
 
 struct GemmRsSchedule {
   const GemmRsParams& p;
-  bool mover = false;             // touched by next_work alone
+  bool mover = false;             // touched by next_work alone, as the next one
+  bool all_began = false;         // has seen all ranks in this launch
   mutable bool all_here = false;  // wait_inputs has seen all ranks in this launch; saves later REDUCEs an acquire each
 
   DEVICE explicit GemmRsSchedule(const GemmRsParams& p) : p(p) {}
@@ -65,22 +71,24 @@ struct GemmRsSchedule {
       if (p.movers + target::add(joined(), 1, DEVICE_SCOPE) >= p.max_movers) return {};
       mover = true;
     }
-    return next_move();
+    return p.policy == TWO_WAY ? next_two_way() : next_move();
   }
 
   // Band-major. Each rank starts with another chunk, its own last: so every reader gets its first band from somebody
-  // early, and no chunk is everybody's first. Entries past a short chunk's end are skipped.
+  // early, and no chunk is everybody's first. Entries past a short chunk's end are skipped. In any order the last tile of
+  // a band is that of its last row and column: band_is_made counts on it.
   DEVICE Work next_tile() {
-    const u32 per_chunk = p.band_tile_rows * columns(), per_band = per_chunk * p.g.ranks;
+    const u32 per_chunk = p.band_tile_rows * columns(), per_band = per_chunk * p.g.ranks, most = p.m.tile_rows_max;
     for (;;) {
       const u32 i = target::add(tile_head(), 1, DEVICE_SCOPE);
-      if (p.order == RANK_ORDER) {
-        const u32 q = i / columns() / p.m.tile_rows_max, row = i / columns() % p.m.tile_rows_max;
-        if (i >= p.g.ranks * p.m.tile_rows_max * columns()) return {};
+      if (p.order != AS_CONSUMED) {
+        if (i >= p.g.ranks * most * columns()) return {};
+        const u32 turn = i / columns() / most, row = i / columns() % most;
+        const u32 q = p.order == RANK_ORDER ? turn : (p.g.rank + 1 + turn) % p.g.ranks;
         if (row < p.m.tile_rows(q)) return {TILE, q, row, i % columns()};
         continue;
       }
-      if (i >= per_band * bands(p.m.tile_rows_max)) return {};
+      if (i >= per_band * bands(most)) return {};
       const u32 q = (p.g.rank + 1 + i % per_band / per_chunk) % p.g.ranks, t = i % per_chunk;
       const u32 row = i / per_band * p.band_tile_rows + t / columns();
       if (row < p.m.tile_rows(q)) return {TILE, q, row, t % columns()};
@@ -88,12 +96,38 @@ struct GemmRsSchedule {
   }
 
   // Poison first: it fills the time in which no rank has made its first band yet.
-  DEVICE Work next_move() {
-    const u32 i = target::add(move_head(), 1, DEVICE_SCOPE);
+  DEVICE Work move_at(u32 i) const {
     if (i < poisons()) return {POISON, p.g.rank, 0, i};
     const u32 j = i - poisons();
     if (j < bands(p.m.tile_rows(p.g.rank)) * p.slices) return {REDUCE, p.g.rank, j / p.slices, j % p.slices};
     return {};
+  }
+  DEVICE Work next_move() { return move_at(target::add(move_head(), 1, DEVICE_SCOPE)); }
+
+  DEVICE Work next_two_way() {
+    for (;;) {
+      const u32 i = target::load(move_head(), DEVICE_SCOPE);
+      const Work w = move_at(i);
+      if (w.kind == LEAVE) return next_tile();
+      if (w.kind == REDUCE && !band_is_made(w.row))
+        if (const Work tile = next_tile(); tile.kind != LEAVE) return tile;
+      if (target::swap_if(move_head(), i, i + 1, DEVICE_SCOPE)) return w;
+    }
+  }
+
+  // Whether every rank has stored the last word of the last tile of this rank's band: then all of the band's tiles are
+  // claimed. Asked without waiting.
+  DEVICE bool band_is_made(u32 band) {
+    if (!all_began) {
+      for (u32 q = 0; q < p.g.ranks; q++)
+        if (!has_reached(&own_signals(p.g).started[q], p.g.epoch, SYSTEM_SCOPE)) return false;
+      target::acquire(SYSTEM_SCOPE);  // rule (2) of staging.h
+      all_began = true;
+    }
+    const Span s = span({REDUCE, p.g.rank, band, p.slices - 1});
+    for (u32 q = 0; s.begin < s.end && q < p.g.ranks; q++)
+      if (!arrived(target::read_polled(p.staging.of[q] + partials_at() + s.end - 1))) return false;
+    return true;
   }
 
   // The words of a REDUCE, in C and, from partials_at() on, in everybody's staging.

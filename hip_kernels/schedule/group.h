@@ -11,11 +11,13 @@ enum Policy : u32 {
   TWO_WAY,  // who finds work of its own kind not ready takes the other kind for once; where all is always ready, as ONE_WAY
 };
 
-// In which order tiles are taken (paper tables A.2 and A.3). Chosen at launch; the first is what is shipped.
+// In which order tiles are taken (paper tables A.2 and A.3). Chosen at launch; the first is what is shipped, the others are
+// what it is measured against.
 enum Order : u32 {
-  AS_CONSUMED,  // what the consumer needs first: the own chunk, then peers row by row; bands of all chunks
-  CHUNK_MAJOR,  // AG: the own chunk, then one peer's after another's
-  RANK_ORDER,   // AG: chunk after chunk from rank 0 on. RS: rows from the first to the last
+  AS_CONSUMED,  // what the consumer needs first. AG: the own chunk, then peers row by row as they come. RS: band by band
+  CHUNK_MAJOR,  // AG: the own chunk, then one peer's after another's. RS: each chunk completely before the next
+  RANK_ORDER,   // chunk after chunk, from rank 0 on, on all ranks alike
+  NOT_OWN_FIRST,  // AG: peers row by row as they come, the own rows among them
 };
 
 // One unit of work, 16 bytes, so that handing it to all lanes is one word of shared memory. The coordinates mean the same

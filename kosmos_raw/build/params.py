@@ -12,7 +12,7 @@ MAX_RANKS = 8  # hip_kernels/target/target.h
 
 KINDS = ("leave", "pull", "tile", "drain", "poison", "reduce", "sum")
 POLICIES = ("one_way", "fixed", "two_way")
-ORDERS = ("as_consumed", "chunk_major", "rank_order")
+ORDERS = ("as_consumed", "chunk_major", "rank_order", "not_own_first")
 GAVE_UP = {1: "waited too long", 2: "told to stop", 3: "different call"}
 EVENTS = ("claimed", "ready", "done")
 

@@ -53,7 +53,8 @@ def ag_gemm(
         policy: "one_way" (a mover whose share is moved becomes a builder), "fixed" (it leaves), or "two_way" (builders
             pull too, while their next tile is not there).
         order: of the tiles: "as_consumed" (own rows first, then peers' row by row as they come), or for comparison
-            "chunk_major" (peer after peer) or "rank_order" (rank after rank). Bits depend on none of these.
+            "not_own_first" (own rows among them), "chunk_major" (own rows, then peer after peer) or "rank_order" (rank
+            after rank). Bits depend on none of these.
         movers: WGs that begin as movers; None asks plan.ag_gemm.
     Returns: C, bf16 [M, N], of a's dtype. Queued on the device's stream; the CPU device has finished it.
     Raises:

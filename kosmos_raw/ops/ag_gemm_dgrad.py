@@ -48,7 +48,7 @@ def ag_gemm_dgrad(
         rows: the rows of every rank's shard, when they are not all equal; any may be 0.
         out: bf16 [M, N] to fill; None allocates it.
         gathered: bf16 [M, K] to fill with A of all ranks, which the weight gradient needs; None: it is not kept.
-        policy, order, movers: as for ag_gemm; a contraction that is cut takes "two_way" for "one_way".
+        policy, order, movers: as for ag_gemm.
         split: into how many parts the contraction is cut, each added in FP32 in order; None asks plan.ag_gemm.
     Returns: C, bf16 [M, N], of a's dtype.
     Raises: as ag_gemm.

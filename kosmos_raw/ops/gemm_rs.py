@@ -40,9 +40,11 @@ def gemm_rs(
         b: this rank's weight, bf16 [N, K]; N is the same on all ranks.
         rows: how many of the M rows each rank gets, in order; any may be 0. None deals them evenly.
         out: bf16 [rows[rank], N] to fill; None allocates it. Must not overlap a or b.
-        policy: "one_way" (a builder that finds no tile joins the movers) or "fixed" (it leaves).
-        order: of the tiles: "as_consumed" (the first band of every rank's rows first), or for comparison "rank_order"
-            (rows from the first to the last). Bits depend on neither.
+        policy: "one_way" (a builder that finds no tile joins the movers), "fixed" (it leaves), or "two_way" (movers
+            build too, while their next band is not there).
+        order: of the tiles: "as_consumed" (the first band of every rank's rows first), or for comparison "chunk_major"
+            (each rank's rows completely before the next's) or "rank_order" (rows from the first to the last).
+            Bits depend on none of these.
         movers: WGs that begin as movers; None asks plan.gemm_rs.
         max_movers: movers at which the links are saturated; None asks plan.gemm_rs.
     Returns: C, bf16 [rows[rank], N], of a's dtype. Queued on the device's stream; the CPU device has finished it.
@@ -51,7 +53,7 @@ def gemm_rs(
         ArenaFull: the arena has no room for the partial results of this shape, 4 * M * N bytes that it keeps.
         WaitError: a rank did not come, or came with another call (see Communicator.launch).
     """
-    order_idx = order_number(OP, order, ("as_consumed", "rank_order"))
+    order_idx = order_number(OP, order)
     a, b = factors(comm, OP, a, b, 1, 1)
     every = tuple(split_rows(a.shape[0], comm.ranks)) if rows is None else dealt_rows(comm, OP, "a", a.shape[0], rows)
     n, k, grid = b.shape[0], a.shape[1], grid_of(comm, OP)

@@ -18,7 +18,6 @@ KERNELS = {  # as table B.3 names them
     "bulk_rs": "bulk_rs_col_wgrad",
 }
 REDUCING = ("gemm_rs", "bulk_rs")
-KNOWN = dict.fromkeys(KERNELS, POLICIES) | {"gemm_rs": ("one_way", "fixed")}
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,8 @@ class Crew:
         Raises:
             ValueError: no such launch can run; says why.
         """
-        if policy not in KNOWN[op]:
-            raise ValueError(f"{op}: policy is {policy!r}, want one of {', '.join(KNOWN[op])}")
+        if policy not in POLICIES:
+            raise ValueError(f"{op}: policy is {policy!r}, want one of {', '.join(POLICIES)}")
         wgs = grid.workgroups
         if ranks == 1:
             policy, movers = "one_way", 0

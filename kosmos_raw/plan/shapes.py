@@ -23,10 +23,19 @@ def split_rows(rows: int, ranks: int) -> list[int]:
 K_STEP = 64  # to whose multiples a contraction is cut: what every target's tile multiplies at a time
 
 
-def order_number(op: str, order: str, known: tuple[str, ...] = ORDERS) -> int:
+ORDERS_OF = {  # orders of tiles that an operator knows; where tiles wait for nothing there is one
+    "ag_gemm": ORDERS,
+    "ag_gemm_dgrad": ORDERS,
+    "gemm_rs": ("as_consumed", "chunk_major", "rank_order"),
+    "bulk_ag": ("as_consumed",),
+    "bulk_rs": ("as_consumed",),
+}
+
+
+def order_number(op: str, order: str) -> int:
     """Number of an order of tiles in hip_kernels/schedule/group.h."""
-    if order not in known:
-        raise ValueError(f"{op}: order is {order!r}, want one of {', '.join(known)}")
+    if order not in ORDERS_OF[op]:
+        raise ValueError(f"{op}: order is {order!r}, want one of {', '.join(ORDERS_OF[op])}")
     return ORDERS.index(order)
 
 

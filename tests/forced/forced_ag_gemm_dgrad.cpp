@@ -1,5 +1,5 @@
 // ag_gemm_dgrad under forced interleavings, with whole and with cut contractions, as a library for tests/forced/forced.py.
-#define MUTATIONS(X) X(SUMS_TOO_EARLY) X(COUNTS_PARTS_BEFORE_RELEASE) X(NEVER_DRAINS) X(STORES_BESIDE)
+#define MUTATIONS(X) X(SUMS_TOO_EARLY) X(COUNTS_PARTS_BEFORE_RELEASE) X(NEVER_DRAINS) X(BUILDS_UNREADY) X(STORES_BESIDE)
 #include "../../hip_kernels/kernels/ag_gemm_dgrad.h"
 #include "gathered.h"
 #include "mutants.h"
@@ -26,6 +26,7 @@ struct Mutant : Gathered<NN> {
       case SUMS_TOO_EARLY: return with<DoesNotWaitFor<AgGemmDgradSchedule, SUM>>(me, box, decides);
       case COUNTS_PARTS_BEFORE_RELEASE: return with<CountsPartsBeforeRelease>(me, box, decides);
       case NEVER_DRAINS: return with<NeverDrains<AgGemmDgradSchedule>>(me, box, decides);
+      case BUILDS_UNREADY: return with<BuildsUnready<AgGemmDgradSchedule>>(me, box, decides);
       default: return with<AgGemmDgradSchedule>(me, box, decides);
     }
   }

@@ -2,7 +2,8 @@
 #define MUTATIONS(X)                                                                                                   \
   X(POISONS_WITHOUT_WAIT) X(REDUCES_BEFORE_START) X(ONE_BUFFER) X(NEVER_POISONS) X(POISONS_BY_THIS_SHAPE)              \
   X(TURNS_ARE_EPOCHS) X(ALL_ARE_MOVERS) X(NOBODY_REDUCES) X(ANNOUNCES_LATE) X(BUILDS_AFTER_REDUCING)                   \
-  X(JOINS_TOO_EARLY) X(FORGETS_LAST_BAND) X(TRUSTS_THE_HINT) X(STORES_INTO_CACHES) X(STORES_A_SENTINEL) X(STORES_BESIDE)
+  X(JOINS_TOO_EARLY) X(FORGETS_LAST_BAND) X(TRUSTS_THE_HINT) X(STORES_INTO_CACHES) X(STORES_A_SENTINEL) X(STORES_BESIDE)  \
+  X(REDUCES_UNMADE_BANDS) X(ASKS_FOR_THE_SLICE) X(ASKS_BEFORE_START)
 #include "../../hip_kernels/kernels/ag_gemm.hip"
 #include "gathered.h"
 #include "gemm_rs_mutants.h"
@@ -17,6 +18,7 @@ static void prepare_mutant(u32 me, u32 launch) {
     case POISONS_BY_THIS_SHAPE: p.staging.dirty_words = M * p.N / 8; break;
     case TURNS_ARE_EPOCHS: p.staging.turn = p.g.epoch; break;
     case ALL_ARE_MOVERS: p.movers = p.max_movers = H.wgs; break;
+    case ASKS_FOR_THE_SLICE: p.slices = 2, p.movers = p.max_movers = H.wgs - 1; break;
     case NOBODY_REDUCES: p.movers = p.max_movers = 0; break;
   }
 }
@@ -30,6 +32,9 @@ static void run_mutant(u32 me, target::Box& box, bool decides) {
     case BUILDS_AFTER_REDUCING: return run_wg<Scheduled<GemmRs, BuildsAfterReducing>>(p, box, decides);
     case JOINS_TOO_EARLY: return run_wg<Scheduled<GemmRs, JoinsTooEarly>>(p, box, decides);
     case FORGETS_LAST_BAND: return run_wg<Scheduled<GemmRs, ForgetsLastBand>>(p, box, decides);
+    case REDUCES_UNMADE_BANDS: return run_wg<Scheduled<GemmRs, ReducesUnmadeBands>>(p, box, decides);
+    case ASKS_FOR_THE_SLICE: return run_wg<Scheduled<GemmRs, AsksForTheSlice>>(p, box, decides);
+    case ASKS_BEFORE_START: return run_wg<Scheduled<GemmRs, AsksBeforeStart>>(p, box, decides);
     case TRUSTS_THE_HINT: return run_wg<TrustsTheHint>(p, box, decides);
     case STORES_INTO_CACHES: return run_wg<StoresIntoCaches>(p, box, decides);
     case STORES_A_SENTINEL: return run_wg<StoresASentinel>(p, box, decides);

@@ -50,7 +50,7 @@ template <Layout L> struct Gathered {
     p.tile_n = L == TN ? s.tile_n : s.tile_n > 8 ? 16 : 8;
     p.movers = 1 + dice.below(H.wgs - 1);
     p.policy = H.s.policy;
-    p.order = dice.below(3);
+    p.order = dice.below(1 + NOT_OWN_FIRST);
     if (L != TN) p.split = {(float*)r.sums, s.K == 16 ? 2u : 1u, 8};
     r.params = p;
     const u32 words = p.K / 4, M = s.M(), sums = p.split.parts > 1 ? p.split.parts * M * p.ldc / 2 : 0;

@@ -51,7 +51,7 @@ inline GemmRsParams gemm_rs_params(u32 me, u32 launch) {
   if (!p.max_movers || (p.policy == FIXED && !p.movers)) p.movers = p.max_movers = 1;
   p.slices = 1 + own.below(4);
   p.policy = H.s.policy;
-  p.order = own.below(2) ? RANK_ORDER : AS_CONSUMED;
+  p.order = own.below(1 + RANK_ORDER);
   if (p.policy == FIXED && !p.movers) p.movers = p.max_movers = 1;
   return p;
 }

@@ -37,6 +37,16 @@ template <class S> struct AnnouncesLate : S {
   }
 };
 
+// With TWO_WAY nobody takes a tile whose rows are not there while there is something to pull.
+template <class S> struct BuildsUnready : S {
+  using S::S;
+  Work next_work() {
+    if (aborted(this->p.g)) return {};
+    const Work w = this->next_tile();
+    return w.kind != LEAVE ? w : this->next_shared_pull();
+  }
+};
+
 // Not a rule of the schedule, but of the tests: a store beside its place is noticed.
 template <class Op> struct StoresBeside : Op {
   static void store(const typename Op::Params& p, const Work& w, u32 row, u32 column, u64 v) {
