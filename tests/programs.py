@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import time
 
@@ -93,23 +92,6 @@ def exact_bulk_rs(comm, seed, rows, n, k, **options):
 
 
 EXACT = [exact_ag_gemm, exact_gemm_rs, exact_ag_gemm_dgrad, exact_bulk_ag, exact_bulk_rs]
-
-
-def bits_with_delays(comm, op, seed, delays, policy, movers, order="as_consumed"):
-    """The bits of one product, with ranks that come late by random times."""
-    rng = np.random.default_rng(seed)
-    shards = rng.standard_normal((comm.ranks, 50, 72)).astype(BF16)
-    b = rng.standard_normal((130, 72)).astype(BF16)
-    dice = random.Random(seed * 8 + comm.rank)
-    bits = []
-    for _ in range(delays):
-        time.sleep(dice.random() * 0.02)
-        bits.append(
-            getattr(kr, op)(comm, shards[comm.rank], b, policy=policy, movers=movers, order=order)
-            .view(np.uint16)
-            .copy()
-        )
-    return bits
 
 
 def small_call(comm, rows=6, k=16):

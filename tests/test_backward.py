@@ -39,28 +39,6 @@ def test_processes_match_oracle(op):
         assert merge(outcomes).passed, merge(outcomes).problems
 
 
-def _bits(comm, split, policy, movers):
-    rng = np.random.default_rng(1)
-    dy, w, x = (rng.standard_normal(s, np.float32).astype(BF16) for s in ((90, 200), (200, 130), (90, 130)))
-    own = slice(30 * comm.rank, 30 * comm.rank + 30)
-    dx = kr.ag_gemm_dgrad(comm, dy[own], w, split=split, policy=policy, movers=movers)
-    c, gathered = kr.bulk_ag(comm, x[own], dy, w, policy=policy, movers=movers)
-    out, dw = kr.bulk_rs(comm, c, dy, gathered, split=split, policy=policy, movers=movers)
-    return [array.view(np.uint16).copy() for array in (dx, c, gathered, out, dw)]
-
-
-@pytest.mark.parametrize("split", [1, 3])
-def test_bits_do_not_depend_on_crews_or_policies(split):
-    """Nor on who is late; but on the number of parts, whose sums are added in their order."""
-    every = []
-    for policy, movers, workgroups in (("one_way", None, 4), ("fixed", 2, 3), ("two_way", 5, 9)):
-        for _ in range(3):
-            launched = kr.launch(_bits, split, policy, movers, ranks=3, mode="threads", workgroups=workgroups)
-            every.append([np.concatenate(parts) for parts in zip(*launched, strict=True)])
-    for others in every[1:]:
-        assert all(np.array_equal(one, other) for one, other in zip(every[0], others, strict=True))
-
-
 def _accumulates(comm):
     """Three micro batches into one float32 buffer and one bf16 buffer, and a buffer that is no plain array."""
     rng = np.random.default_rng(comm.rank)

@@ -13,10 +13,24 @@ inline u32 lanes() { return 1; }
 inline u32 wg() { return wg_idx; }
 inline void barrier() {}
 
+// For tests: a WG comes late, by up to so many microseconds, to each claim and each publication.
+inline u32 most_delay_us = 0;
+inline void come_late() {
+  static thread_local u64 dice = 0;
+  if (!dice) dice = (u64)&dice ^ (wg_idx + 1) * 0x9e3779b97f4a7c15ull;  // other threads, other places
+  dice ^= dice << 13, dice ^= dice >> 7, dice ^= dice << 17;
+  const timespec t = {0, (long)(dice % (most_delay_us + 1) * 1000)};
+  nanosleep(&t, nullptr);
+}
+
 inline u32 load(const u32* p, Scope) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 inline void store(u32* p, u32 v, Scope) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
-inline u32 add(u32* p, u32 v, Scope) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+inline u32 add(u32* p, u32 v, Scope) {
+  if (most_delay_us) come_late();
+  return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
 inline bool swap_if(u32* p, u32 was, u32 now, Scope) {
+  if (most_delay_us) come_late();
   return __atomic_compare_exchange_n(p, &was, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 inline void release(Scope) { __atomic_thread_fence(__ATOMIC_RELEASE); }

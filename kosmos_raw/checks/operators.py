@@ -18,7 +18,7 @@ from ..ops.ag_gemm_dgrad import ag_gemm_dgrad
 from ..ops.bulk_ag import bulk_ag
 from ..ops.bulk_rs import bulk_rs
 from ..ops.gemm_rs import gemm_rs
-from ..plan.shapes import round_up
+from ..plan.shapes import ORDERS_OF, round_up
 from ..ranks.communicator import Communicator
 
 
@@ -34,7 +34,10 @@ class Case:
     order: str = "as_consumed"
     movers: int | None = None
     arena: bool = False  # inputs that peers read lie in the arena, where no copy is needed
-    iters: int = 2
+    split: int | None = None  # parts of a contraction; only for operators that cut it
+    iters: int = 2  # each with new data
+    repeats: int = 2  # calls on the same data, whose bits must be equal
+    delay_us: int = 0  # how late ranks come to a call, by chance, and (on the CPU) WGs to their work
     seed: int = 0
 
     @property
@@ -55,8 +58,12 @@ class Case:
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of the operator's call."""
-        given = {"rows": self.rows, "policy": self.policy, "movers": self.movers}
-        return given if self.op.startswith("bulk") else given | {"order": self.order}
+        given: dict[str, Any] = {"rows": self.rows, "policy": self.policy, "movers": self.movers}
+        if len(ORDERS_OF[self.op]) > 1:
+            given["order"] = self.order
+        if self.split is not None:
+            given["split"] = self.split
+        return given
 
     def random(self, iteration: int, what: int, shape: tuple[int, int]) -> np.ndarray:
         """Standard normal bf16, new for each iteration. `what` numbers the matrices of all ranks."""

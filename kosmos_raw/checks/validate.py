@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ class Outcome:
 
 
 def run(comm: Communicator, case: Case, progress: bool = False) -> Outcome:
-    """Runs `case` on this rank; every rank calls it. Each iteration has new data, runs twice, and compares bits."""
+    """Runs `case` on this rank; every rank calls it. Each iteration has new data, and repeats with equal bits."""
     outcome = Outcome()
     operator = CHECKED[case.op]
     xp = comm.device.xp
@@ -54,6 +55,8 @@ def run(comm: Communicator, case: Case, progress: bool = False) -> Outcome:
         own = comm.empty((max(rows for rows, _ in shapes), shapes[comm.rank][1]))
         place = own[: shapes[comm.rank][0]].view(np.uint16)
     times = []
+    dice = random.Random(case.seed * 8 + comm.rank)
+    comm.device.most_delay_us = case.delay_us
     bars = tqdm(
         range(case.iters),
         desc=f"{case.op} {case.m}x{case.n}x{case.k}",
@@ -64,13 +67,14 @@ def run(comm: Communicator, case: Case, progress: bool = False) -> Outcome:
         given = operator.inputs(case, comm.rank, iteration)
         inputs = {name: xp.array(array.view(np.uint16)) for name, array in given.items()}  # a copy, also on the CPU
         results = []
-        for _ in range(2):
+        for _ in range(case.repeats):
             comm.poison()
             for array in guarded.values():
                 comm.device.fill(comm.device.address_of(array), array.nbytes, POISON)
             if shared:
                 place[...] = xp.asarray(given[shared].view(np.uint16))
                 inputs[shared] = place
+            time.sleep(dice.random() * case.delay_us * 1e-6)
             start = time.perf_counter()
             operator.call(comm, case, inputs, outputs)
             comm.synchronize()
@@ -80,6 +84,7 @@ def run(comm: Communicator, case: Case, progress: bool = False) -> Outcome:
         for name, was in given.items():
             if not np.array_equal(_to_numpy(inputs[name]), was.view(np.uint16)):
                 outcome.fail(f"iteration {iteration}: input {name} was changed")
+    comm.device.most_delay_us = 0
     outcome.seconds = sorted(times)[(len(times) - 1) // 2] if times else 0.0
     if own is not None:
         comm.free(own)
@@ -97,11 +102,13 @@ def call_once(comm: Communicator, case: Case) -> None:
 def _judge(outcome: Outcome, case: Case, rank: int, iteration: int, results: list[dict[str, np.ndarray]]) -> None:
     wanted = CHECKED[case.op].want(case, rank, iteration)
     for name, (exact, bound) in wanted.items():
-        first, again = (result[name] for result in results)
-        if not np.array_equal(first, again):
-            row, col = np.argwhere(first != again)[0]
-            outcome.bitwise_repeat = False
-            outcome.fail(f"iteration {iteration}: {name}: the second run differs at {row - GUARD_ROWS}, {col}")
+        first, *others = (result[name] for result in results)
+        for repeat, again in enumerate(others, 2):
+            if not np.array_equal(first, again):
+                row, col = np.argwhere(first != again)[0]
+                outcome.bitwise_repeat = False
+                outcome.fail(f"iteration {iteration}: {name}: run {repeat} differs at {row - GUARD_ROWS}, {col}")
+        again = results[-1][name]
         guards = np.concatenate([again[:GUARD_ROWS], again[len(again) - GUARD_ROWS :]])
         if not (guards == POISON).all():
             outcome.fail(f"iteration {iteration}: {name}: rows outside the output were written")
@@ -114,9 +121,10 @@ def _judge(outcome: Outcome, case: Case, rank: int, iteration: int, results: lis
             outcome.fail(f"iteration {iteration}: {name} at {result.worst}: got {result.got}, want {result.wanted}")
 
 
-def run_all(comm: Communicator, cases: Sequence[Case]) -> list[Outcome]:
+def run_all(comm: Communicator, cases: Sequence[Case], progress: bool = False) -> list[Outcome]:
     """Several cases on one communicator, one after the other."""
-    return [run(comm, case) for case in cases]
+    bars = tqdm(cases, disable=None if progress and comm.rank == 0 else True, leave=False)
+    return [run(comm, case) for case in bars]
 
 
 def arena_bytes(cases: Sequence[Case]) -> int:
@@ -154,6 +162,7 @@ def report(case: Case, device: str, outcome: Outcome) -> dict[str, Any]:
         "policy": case.policy,
         "order": case.order,
         "iters": case.iters,
+        "repeats": case.repeats,
         "rel_error": outcome.rel_error,
         "max_abs_error": outcome.max_abs_error,
         "over_bound": outcome.over_bound,

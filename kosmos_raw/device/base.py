@@ -80,6 +80,7 @@ class Device(ABC):
     trace_rows: int = 1  # rows of trace events a WG writes
     default_arena_bytes: int = 4 << 30  # symmetric memory of a rank when the caller does not say
     queues_launches: bool = True  # False: a launch has ended when `Kernel.launch` returns
+    most_delay_us: int = 0  # for tests: how late a WG may come, by chance, to a claim or a publication. CPU only
     # Whether ranks meet before and after each launch: on a GPU that ranks of one process share, allocating memory or
     # loading a kernel may wait for the GPU, and so for the very rank that does it.
     launches_together: bool = False

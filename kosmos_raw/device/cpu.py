@@ -22,12 +22,14 @@ MAX_WORKGROUPS = 256  # hip_kernels/target/host_run.h
 
 
 class CpuKernel(Kernel):
-    def __init__(self, op: str):
-        self.op = op
+    def __init__(self, op: str, device: CpuDevice):
+        self.op, self._device = op, device
         library = ctypes.CDLL(str(_library(op)))
         self._main = getattr(library, f"{op}_main")  # ctypes lets go of the GIL during the call
         self._main.argtypes = [ctypes.c_void_p]
         self._main.restype = ctypes.c_int
+
+        self._come_late = getattr(library, f"{op}_come_late")
 
         def constant(name: str) -> int:
             return int(getattr(library, f"{op}_{name}")())
@@ -36,6 +38,7 @@ class CpuKernel(Kernel):
         self.tile = Tile(constant("tile_m"), constant("tile_n"))
 
     def launch(self, params: np.ndarray, workgroups: int, operands: Sequence[Matrix] = ()) -> None:
+        self._come_late(self._device.most_delay_us)
         error = self._main(params.ctypes.data)
         if error:
             raise KosmosError(
@@ -140,7 +143,7 @@ class CpuDevice(Device):
         _library(op)
 
     def kernel(self, op: str) -> Kernel:
-        return CpuKernel(op)
+        return CpuKernel(op, self)
 
     def synchronize(self) -> None:
         """Every launch has ended when it returns."""
