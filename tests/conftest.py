@@ -7,6 +7,8 @@ import os
 
 import pytest
 
+pytest_plugins = ["tests.hip.tier"]
+
 
 def shared_memory_files() -> set[str]:
     """Files in shared memory, but for those of other programs and of MPI itself, which a killed mpirun may leave."""

@@ -1,16 +1,16 @@
-"""On real GPUs, where there are any."""
+"""On GPUs: AMD's, real or emulated (tests/hip/tier.py), and NVIDIA's where there are any."""
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 
 import numpy as np
 import pytest
 
 from kosmos_raw.build import params
-from kosmos_raw.device import open_device
+from kosmos_raw.device import device_class, open_device
 from kosmos_raw.errors import NotAvailable
+from tests.hip.tier import DEVICE
 
 from .fakes import BF16, OP
 
@@ -20,9 +20,8 @@ real = pytest.mark.parametrize(
 
 
 def open_or_skip(name, index=0, ranks=1, **options):
-    module = importlib.import_module(f"kosmos_raw.device.{name}")
     try:
-        return (module.HipDevice if name == "hip" else module.CudaDevice)(index, ranks, **options)
+        return device_class(DEVICE if name == "hip" else name)(index, ranks, **options)
     except NotAvailable as error:
         pytest.skip(str(error))
 
@@ -92,7 +91,7 @@ def test_gpu_dlpack(gpu):
 
 def _write_into(name, handle, index, ranks, connection):
     try:
-        device = open_device(name, index, ranks)
+        device = open_device(DEVICE if name == "hip" else name, index, ranks)
         memory = device.open(handle)
         again = device.open(handle)
         seen = device.to_host(memory.address, 4)

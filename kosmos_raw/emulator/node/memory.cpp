@@ -23,6 +23,7 @@ struct Range {       // pinned, or opened from another process
   u64 bytes;
   int gpu;           // that was current then
   int owner;         // opened: the GPU whose memory it is; -1: hidden here
+  u32 flags;         // pinned
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -78,7 +79,7 @@ Found find_allocation(const void* address) {
   const Array<Range>& ranges = i >= 0 ? pinned : opened;
   if (i < 0) i = range_at(opened, p);
   if (i < 0) return {};
-  return {kind, ranges[i].gpu, ranges[i].base, ranges[i].bytes, (u64)(p - ranges[i].base), 0};
+  return {kind, ranges[i].gpu, ranges[i].base, ranges[i].bytes, (u64)(p - ranges[i].base), ranges[i].flags};
 }
 
 u32 barred_memory(int gpu, EmulatorRange* to, u32 room) {
@@ -102,6 +103,7 @@ static Error allocate(void** to, u64 bytes, u32 flags) {
   *to = nullptr;
   if (!bytes) return hipSuccess;
   if (has_fault(NO_MEMORY)) return hipErrorOutOfMemory;
+  wait_if_loading_waits();
   Locked locked(lock);
   map_hbm();
   const u64 align = bytes >= LARGE ? LARGE : PAGE, end = (current_gpu() + 1) * HBM_BYTES;
@@ -158,7 +160,7 @@ API(hipMemGetInfo, size_t* free_bytes, size_t* total) {
   return hipSuccess;
 }
 
-API(hipHostMalloc, void** to, size_t bytes, u32) {
+API(hipHostMalloc, void** to, size_t bytes, u32 flags) {
   BEGIN;
   if (!to) return fail(hipErrorInvalidValue);
   const u64 room = whole_pages(bytes ? bytes : 1);
@@ -166,7 +168,7 @@ API(hipHostMalloc, void** to, size_t bytes, u32) {
   if (p == MAP_FAILED) return fail(hipErrorOutOfMemory);
   watch_for_forks();
   Locked locked(lock);
-  pinned.add({(u8*)p, room, current_gpu(), -1});
+  pinned.add({(u8*)p, room, current_gpu(), -1, flags});
   *to = p;
   return hipSuccess;
 }
@@ -181,6 +183,13 @@ API(hipHostFree, void* p) {
   if (i < 0) return fail(hipErrorInvalidValue);
   munmap(p, pinned[i].bytes);
   pinned.remove(i);
+  return hipSuccess;
+}
+API(hipHostGetFlags, u32* flags, void* p) {
+  BEGIN;
+  const Found f = find_allocation(p);
+  if (!flags || f.kind != PINNED) return fail(hipErrorInvalidValue);
+  *flags = f.flags;
   return hipSuccess;
 }
 API(hipHostGetDevicePointer, void** to, void* host, u32) {
@@ -355,7 +364,7 @@ API(hipIpcOpenMemHandle, void** to, IpcHandle h, u32 flags) {
   Locked locked(lock);
   if (has_fault(IPC_36) && opened.count >= 36)
     mmap(p, bytes, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  opened.add({p, bytes, current_gpu(), ordinal_of((int)h.gpu)});
+  opened.add({p, bytes, current_gpu(), ordinal_of((int)h.gpu), 0});
   *to = p + (has_fault(IPC_KEEPS_OFFSET) ? h.offset : 0);
   return hipSuccess;
 }

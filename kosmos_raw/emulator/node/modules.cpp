@@ -25,14 +25,17 @@ PUBLIC void kosmos_node_set_loader(Loader given) { loader = given; }
 
 API(hipModuleLoad, const CodeObject** to, const char* path) {
   BEGIN;
+  wait_if_loading_waits();
   return fail(to && path && loader ? loader(path, nullptr, to) : hipErrorInvalidValue);
 }
 API(hipModuleLoadData, const CodeObject** to, const void* image) {
   BEGIN;
+  wait_if_loading_waits();
   return fail(to && image && loader ? loader(nullptr, image, to) : hipErrorInvalidValue);
 }
 API(hipModuleLoadDataEx, const CodeObject** to, const void* image, u32, void*, void*) {
   BEGIN;
+  wait_if_loading_waits();
   return fail(to && image && loader ? loader(nullptr, image, to) : hipErrorInvalidValue);
 }
 API(hipModuleUnload, const CodeObject*) {  // translations are kept: the next load of the same code finds them

@@ -29,6 +29,7 @@ enum Fault : u32 {
   LAUNCH_FAILS = 32,     // every launch is refused, but of CuPy's own kernels
   IPC_CLOSED = 64,       // no handle can be opened, as between containers
   IPC_NOT_LAZY = 128,    // opening a handle does not enable peer access by itself, whatever its flag says
+  LOAD_WAITS = 256,      // loading code and allocating wait for all kernels of the process, as they may
 };
 struct NodeOptions {
   double limit_seconds;  // of one launch
@@ -132,6 +133,7 @@ Stream* stream_of(void* handle);     // null when there is no such stream
 Point queue_operation(Stream& s, Operation* o, const Point* extra);  // extra: also waits for this
 void wait_for(const Point& p);
 Error wait_for_gpu(int gpu);         // everything queued on it
+void wait_if_loading_waits();
 extern Error lasting_error;          // of a kernel that failed: every later wait reports it
 
 // Queues f() on the stream. f is copied byte by byte.

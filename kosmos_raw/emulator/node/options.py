@@ -12,7 +12,10 @@ from ..machine import CACHES, LATE
 
 VARIABLE = "KOSMOS_EMULATOR"
 LOG = "KOSMOS_EMULATOR_LOG"
-FAULTS = ("ipc_keeps_offset", "ipc_legacy", "ipc_36", "no_peer", "no_memory", "launch_fails", "ipc_closed", "ipc_not_lazy")
+FAULTS = (
+    *("ipc_keeps_offset", "ipc_legacy", "ipc_36", "no_peer", "no_memory", "launch_fails", "ipc_closed", "ipc_not_lazy"),
+    "load_waits",
+)
 MAX_GPUS = 8
 
 
@@ -29,7 +32,7 @@ class NodeOptions:
     seed: of all that happens by chance.
     limit: seconds after which a kernel that has not ended is stopped, and all that runs with it.
     resident: workgroups of a kernel that run at a time; 0: as many as fit on the compute units.
-    faults: what a real node is known to get wrong, or may refuse: names in FAULTS, joined by "+".
+    faults: what a real node is known to get wrong, or may refuse: names in FAULTS, joined by "+". See node.h.
     trace: print every call.
     """
 

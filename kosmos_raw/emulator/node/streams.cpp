@@ -128,6 +128,10 @@ Error wait_for_gpu(int gpu) {
   return lasting();
 }
 
+void wait_if_loading_waits() {
+  for (int gpu = 0; has_fault(LOAD_WAITS) && gpu < gpu_count(); gpu++) wait_for_gpu(gpu);
+}
+
 // ---- the interface: streams ----
 #define FIND_STREAM(s, handle)         \
   Stream* const s = stream_of(handle); \

@@ -13,6 +13,7 @@ import pytest
 
 from kosmos_raw.emulator.node import read_log, why_unavailable
 from kosmos_raw.emulator.node.options import LOG, VARIABLE
+from tests.hip.tier import note_calls
 
 ROOT = Path(__file__).parents[3]
 INSIDE = "KOSMOS_TEST_INSIDE_NODE"
@@ -26,9 +27,6 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.emulated)
         if why:
             item.add_marker(pytest.mark.skip(reason=f"emulated node: {why}"))
-
-
-_calls: dict[str, int] = {}  # of all processes that the tests start
 
 
 @dataclass
@@ -56,19 +54,7 @@ def on_node(tmp_path):
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         calls = read_log(log) if log.exists() else {}
-        for name, times in calls.items():
-            _calls[name] = _calls.get(name, 0) + times
+        note_calls("emulated", calls)
         return Done(done.returncode, done.stdout, calls)
 
     return run
-
-
-def pytest_terminal_summary(terminalreporter):
-    if _calls:
-        functions = [name for name in _calls if ":" not in name]
-        stubs = sorted(name for name in _calls if ":" in name)
-        times = sum(_calls[name] for name in functions)
-        terminalreporter.write_line(
-            f"emulated node: {len(functions)} distinct HIP functions, {times:,} calls; "
-            f"stubs, only where a test wants them: {', '.join(stubs) or 'none'}"
-        )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,17 @@ import numpy as np
 
 import kosmos_raw as kr
 from kosmos_raw.build import gfx950
+from kosmos_raw.checks.drills import DRILLS
 from kosmos_raw.checks.operators import Case
 from kosmos_raw.checks.validate import merge, run
 from kosmos_raw.device import open_device
 from kosmos_raw.device.base import Handle, Memory
 from kosmos_raw.device.cupy_kernel import Code
 from kosmos_raw.ranks.communicator import Communicator
+from tests.hip import mutants
 
 CASE = Case((130, 0, 200), 264, 72, iters=1)
+IN_ARENA = replace(CASE, arena=True)
 ARENA = 2 << 20
 
 
@@ -43,42 +46,23 @@ def _rank(comm: Communicator, case: Case, spoil: Callable[[Communicator], None] 
     return run(comm, case)
 
 
-def under_mpirun(ranks: int) -> None:
-    """The same by the command line, as processes of mpirun."""
-    mpirun = Path(sys.executable).parent / "mpirun"
-    if not mpirun.is_file():
-        sys.exit("no mpirun")
-    validate = "validate ag_gemm --device emulated --m 300 --n 256 --k 64 --workgroups 4 --iters 1".split()
-    command = [mpirun, "-n", str(ranks), sys.executable, "-m", "kosmos_raw", *validate]
-    sys.exit(subprocess.run(command).returncode)
-
-
-# -- one thing wrong each
-def no_wait_for_the_caller(comm: Communicator) -> None:
-    comm.device.wait_for_caller = lambda: None  # type: ignore[method-assign]
-
-
-def no_wait_for_the_kernel(comm: Communicator) -> None:
-    comm.device.caller_waits = lambda: None  # type: ignore[method-assign]
-
-
-def read_at_once(spoil: Callable[[Communicator], None] | None = None) -> None:
-    """Reads the result on the caller's stream, without any synchronisation of its own; raises when it is not there."""
-    assert all(kr.launch(_reads_at_once, spoil, ranks=2, device="emulated", arena_bytes=ARENA, workgroups=4)), (
-        "result was not there"
-    )
+def read_at_once() -> None:
+    """Makes the input and reads the result on the caller's stream, without any synchronisation of its own; raises when
+    the result is not there."""
+    there = kr.launch(_reads_at_once, ranks=2, device="emulated", arena_bytes=ARENA, workgroups=4)
+    assert all(there), "result was not there"
     print("right")
 
 
-def _reads_at_once(comm: Communicator, spoil: Callable[[Communicator], None] | None) -> bool:
-    if spoil:
-        spoil(comm)
+def _reads_at_once(comm: Communicator) -> bool:
     xp = comm.device.xp
-    one = xp.full((256, 64), 0x3F80, np.uint16)  # 1 in bf16
+    one = xp.empty((256, 64), np.uint16)  # 1 in bf16, in time
     out = xp.zeros((512, 256), np.uint16)
     for _ in range(2):  # the first call loads and compiles
-        comm.synchronize()
+        one[...] = 0
         out[...] = 0
+        comm.synchronize()
+        one[...] = 0x3F80
         kr.ag_gemm(comm, one, one, out=out)
         seen = out.get()
     comm.synchronize()
@@ -98,11 +82,18 @@ def fence_deleted(comm: Communicator) -> None:
     comm.device._code = lambda op: Code(folder / "ag_gemm.hsaco", "", (), known.params_bytes)  # type: ignore[attr-defined]
 
 
-def short_struct(comm: Communicator) -> None:
-    """The mirror of the params struct lacks its last field."""
-    kernel = comm.kernel("ag_gemm")
-    whole = kernel.launch
-    kernel.launch = lambda params, *more: whole(params.view(np.uint8)[:-8].view(f"V{params.nbytes - 8}"), *more)  # type: ignore[method-assign]
+def drill(name: str, timeout_s: float) -> None:
+    """A fault on purpose that the product must report in time; raises when it does not."""
+    passed, seen = DRILLS[name](3, timeout_s, "emulated")
+    assert passed, f"{name}: {seen}"
+    print("right")
+
+
+def after_a_device() -> None:
+    """Ranks as processes, started by a program that has used a GPU itself."""
+    device = open_device("emulated", 0, 1)
+    device.free(device.allocate(4096))
+    validate()
 
 
 # -- two processes and one allocation
@@ -219,6 +210,19 @@ def use_after_free() -> None:
     cupy.cuda.Device().synchronize()
 
 
+def peer_access(enabled: bool) -> None:
+    """Prints what a kernel of GPU 0 reads from GPU 1, a 7."""
+    cupy, kernel = _raw("(int* to, const int* from) { *to = *from; }")
+    with cupy.cuda.Device(1):
+        there = cupy.full(1, 7, np.int32)
+        cupy.cuda.Device(1).synchronize()
+    to = cupy.zeros(1, np.int32)
+    if enabled:
+        cupy.cuda.runtime.deviceEnablePeerAccess(1)
+    kernel((1,), (1,), (to, np.uint64(there.data.ptr)))
+    print("read", int(to.get()[0]))
+
+
 def never_ends() -> None:
     cupy, kernel = _raw("(volatile int* p) { while (*p == 0) __builtin_amdgcn_s_sleep(1); }")
     kernel((2,), (64,), (cupy.zeros(1, np.int32),))
@@ -252,6 +256,9 @@ def visible() -> None:
     runtime = cupy.cuda.runtime
     print("sees", [runtime.deviceGetPCIBusId(i)[5:7] for i in range(runtime.getDeviceCount())])
 
+
+if __name__ in ("__main__", "__mp_main__"):  # the ranks of a program are spoiled as it is itself
+    mutants.apply_named()
 
 if __name__ == "__main__":
     eval(sys.argv[1])  # a call of one of the functions above, written by a test

@@ -1,0 +1,63 @@
+"""All operators on the HIP device, however the ranks come to be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import kosmos_raw as kr
+from kosmos_raw.checks.drills import DRILLS
+from kosmos_raw.checks.operators import CHECKED, Case
+from kosmos_raw.checks.validate import arena_bytes, merge, run_all
+
+from .tier import DEVICE
+
+pytestmark = pytest.mark.hip
+MPIRUN = Path(sys.executable).parent / "mpirun"
+
+
+def check(cases: list[Case], mode: str) -> None:
+    options = {"ranks": cases[0].ranks, "device": DEVICE, "mode": mode, "workgroups": 4, "timeout_s": 60.0}
+    outcomes = kr.launch(run_all, cases, arena_bytes=arena_bytes(cases), **options)
+    for case, *of_ranks in zip(cases, *outcomes, strict=True):
+        outcome = merge(of_ranks)
+        assert outcome.passed and outcome.bitwise_repeat, (case, outcome.problems)
+
+
+@pytest.mark.parametrize("mode", ["processes", "threads"])
+def test_all_operators_on_three_ranks(mode):
+    case = Case((130, 0, 71), 136, 72, iters=1)
+    check([replace(case, op=op) for op in CHECKED], mode)
+
+
+def test_ag_gemm_on_eight_processes():
+    rows = tuple(kr.split_rows(512, 8))
+    whole, ragged = Case(rows, 256, 64, iters=1), Case((40, 0, 1, 97, 0, 64, 33, 5), 130, 72, iters=1)
+    check([whole, replace(whole, policy="fixed", arena=True), ragged, replace(ragged, policy="two_way")], "processes")
+
+
+def test_one_rank():
+    check([Case((257,), 100, 40, iters=1, op=op) for op in CHECKED], "threads")
+
+
+def test_under_mpirun():
+    if not MPIRUN.is_file():
+        pytest.skip("no mpirun beside this Python: pip install 'kosmos-raw[mpi]'")
+    validate = f"validate ag_gemm --device {DEVICE} --m 300 --n 136 --k 64 --workgroups 4 --iters 1 --json"
+    command = [str(MPIRUN), "-n", "3", sys.executable, "-m", "kosmos_raw", *validate.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["passed"] and report["bitwise_repeat"]
+    assert (report["device"], report["ranks"]) == (DEVICE, 3)
+
+
+@pytest.mark.parametrize("name", DRILLS)
+def test_what_goes_wrong_is_reported(name):
+    passed, seen = DRILLS[name](3, 60.0, DEVICE)
+    assert passed, seen
