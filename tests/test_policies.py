@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import kosmos_raw as kr
+from kosmos_raw.bench import policies
 from kosmos_raw.build.params import ORDERS, POLICIES
 from kosmos_raw.checks.operators import CHECKED, Case
+from kosmos_raw.checks.validate import bits_of
+from kosmos_raw.cli.main import main
 from kosmos_raw.plan.shapes import ORDERS_OF
+from tests import programs
 
 SHAPES = {"ragged": ((97, 0, 230, 5), 200, 136), "even": ((110,) * 4, 104, 264)}
 
@@ -18,14 +23,7 @@ SHAPES = {"ragged": ((97, 0, 230, 5), 200, 136), "even": ((110,) * 4, 104, 264)}
 def _bits(comm, cases):
     """The bits of all outputs, a case each."""
     comm.device.most_delay_us = cases[0].delay_us
-    found = []
-    for case in cases:
-        operator = CHECKED[case.op]
-        inputs = {name: x.view(np.uint16) for name, x in operator.inputs(case, comm.rank, 0).items()}
-        outputs = {name: np.zeros(shape, np.uint16) for name, shape in operator.outputs(case, comm.rank).items()}
-        operator.call(comm, case, inputs, outputs)
-        found.append(outputs)
-    return found
+    return [bits_of(comm, case) for case in cases]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -47,3 +45,35 @@ def test_bits_do_not_depend_on_policies_orders_crews_or_delays(op, shape):
 def test_every_order_is_known_to_some_operator():
     assert {order for orders in ORDERS_OF.values() for order in orders} == set(ORDERS)
     assert all(orders[0] == ORDERS[0] for orders in ORDERS_OF.values())
+
+
+def test_bench_policies_measures_every_policy_and_order(tmp_path, capsys):
+    files = [tmp_path / "policies.csv", tmp_path / "policies.png"]
+    shape = ["--shapes", "300,100,64", "--ranks", "2", "--rounds", "2", "--workgroups", "3"]
+    assert main(["bench", "policies", "gemm_rs", *shape, "--csv", str(files[0]), "--png", str(files[1]), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    seen = {(row["variant"]["policy"], row["variant"]["order"]) for row in rows}
+    assert seen == {(policy, ORDERS[0]) for policy in POLICIES} | {("one_way", x) for x in ORDERS_OF["gemm_rs"]}
+    switches = {row["variant"]["name"]: row["switches"] for row in rows}
+    assert switches["fixed"] == 0 < switches["two_way"]  # those who leave switch nothing
+    lines = files[0].read_text().splitlines()
+    assert len(lines) == 1 + 2 * len(rows) and files[1].read_bytes().startswith(b"\x89PNG")
+
+
+def _wrong(comm):
+    """A variant of other bits than the first."""
+    plain = policies.validate.bits_of
+
+    def bits_of(comm, case):
+        return {name: bits + (case.policy == "two_way" and comm.rank == 1) for name, bits in plain(comm, case).items()}
+
+    policies.validate.bits_of = bits_of
+    try:
+        return str(programs.error_of(lambda: policies.run(comm, Case((5, 5), 8, 8), 1))[1])
+    finally:
+        policies.validate.bits_of = plain
+
+
+def test_bench_policies_times_nothing_that_is_wrong():
+    for said in kr.launch(_wrong, ranks=2, mode="processes"):
+        assert said == "bench policies: ag_gemm, two_way: other bits than one_way"

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from ..numerics.tolerance import BF16_HALF_ULP, compare
 from ..ranks.communicator import POISON, Communicator
-from .operators import CHECKED, Case
+from .operators import CHECKED, Arrays, Case
 
 GUARD_ROWS = 3  # of poison before and after every output
 
@@ -91,12 +91,25 @@ def run(comm: Communicator, case: Case, progress: bool = False) -> Outcome:
     return outcome
 
 
+def on_device(comm: Communicator, case: Case) -> Arrays:
+    """Inputs of the first iteration."""
+    given = CHECKED[case.op].inputs(case, comm.rank, 0)
+    return {name: comm.device.xp.array(x.view(np.uint16)) for name, x in given.items()}
+
+
 def call_once(comm: Communicator, case: Case) -> None:
     """One call on random data, not checked: to warm up, to trace."""
-    operator = CHECKED[case.op]
-    given = operator.inputs(case, comm.rank, 0)
-    operator.call(comm, case, {k: comm.device.xp.array(x.view(np.uint16)) for k, x in given.items()}, None)
+    CHECKED[case.op].call(comm, case, on_device(comm, case), None)
     comm.synchronize()
+
+
+def bits_of(comm: Communicator, case: Case) -> dict[str, np.ndarray]:
+    """The bits of every output of one call, not checked: to compare one way of doing it with another."""
+    operator, xp = CHECKED[case.op], comm.device.xp
+    outputs = {name: xp.zeros(shape, np.uint16) for name, shape in operator.outputs(case, comm.rank).items()}
+    operator.call(comm, case, on_device(comm, case), outputs)
+    comm.synchronize()
+    return {name: _to_numpy(array) for name, array in outputs.items()}
 
 
 def _judge(outcome: Outcome, case: Case, rank: int, iteration: int, results: list[dict[str, np.ndarray]]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..bench import cpu_gemm, cuda_ag_gemm, cuda_gemm, quantize
 from ..ranks.launch import launch
+from . import bench_policies
 from .shared import print_json, table
 
 CPU_SHAPES = "512,512,512 1024,1024,1024"
@@ -19,25 +20,30 @@ QUANTIZE_SHAPES = {"cpu": "2048,4096", "cuda": "8192,8192 16384,8192 8192,28672"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
-        choices=("gemm", "ag_gemm", "quantize"),
+        choices=("gemm", "ag_gemm", "quantize", "policies"),
         help="gemm: the tile alone, driven by the schedule on one rank; ag_gemm: on all ranks, beside NCCL + cuBLAS; "
-        "quantize: to MXFP8, beside a copy of as many bytes",
+        "quantize: to MXFP8, beside a copy of as many bytes; policies: an operator under every policy and queue order",
     )
-    parser.add_argument("--ranks", type=int, default=2, help="ag_gemm: one GPU each (default: 2)")
+    bench_policies.add_arguments(parser)
+    parser.add_argument("--ranks", type=int, default=2, help="of ag_gemm and policies (default: 2)")
     parser.add_argument("--movers", help="ag_gemm: crews to try, like 4,8,12 (default: the planned one)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda", "emulated"), default="cpu", help="emulated: policies alone")
     parser.add_argument(
         "--shapes",
         help=f"M,N,K separated by spaces, or llama3 (default: {CPU_SHAPES!r} on the CPU, llama3 on a GPU); "
         f"quantize: rows,columns (default: {QUANTIZE_SHAPES['cpu']!r}, {QUANTIZE_SHAPES['cuda']!r})",
     )
-    parser.add_argument("--rounds", type=int, default=9, help="cuda: timed samples of each candidate (default: 9)")
+    parser.add_argument("--rounds", type=int, default=9, help="timed samples of each candidate (default: 9)")
     parser.add_argument("--all-widths", action="store_true", help="cuda: time every tile width, not the planned alone")
     parser.add_argument("--csv", type=Path, help="cuda: write every sample there")
     parser.add_argument("--json", action="store_true")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.what == "policies":
+        return bench_policies.run(args, _shapes(args) if args.shapes or args.device == "cuda" else None)
+    if args.device == "emulated":
+        raise ValueError(f"bench {args.what}: the emulator's time says nothing of a GPU; take --device cpu or cuda")
     if args.what == "ag_gemm":
         return _ag_gemm(args)
     if args.what == "quantize":

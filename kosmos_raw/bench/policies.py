@@ -1,0 +1,211 @@
+"""One operator under every policy and queue order (paper tables 1, 2, A.2, A.3), on the same data.
+
+Checked first: against float64 where that is quick, and everywhere by bits, which must be equal for all variants. Then
+all variants run in each round, in an order shuffled anew, alike on all ranks.
+
+What a device can show. GPUs: speed. The CPU: that policies change who waits for how long, but not what that costs, for
+workgroups are threads that share a few cores, and one that waits leaves its core to the others. Emulated: time is the
+emulator's.
+"""
+
+from __future__ import annotations
+
+import csv
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from ..build.params import POLICIES
+from ..checks import tracing, validate
+from ..checks.operators import CHECKED, Case
+from ..plan.heuristics import crew
+from ..plan.shapes import ORDERS_OF
+from ..ranks.communicator import Communicator
+from ..trace import decode, summarise
+
+FIXED_PER_PEER = 8  # the fixed crew of table 2
+CHECKED_FLOPS = 4e9  # up to which float64 on one core is quick
+SHARES = ("building", "moving", "waiting", "idle")
+WHAT_IT_SHOWS = {
+    "cpu": "WGs are threads that share cores: shares say who waits for whom, milliseconds say little of a GPU.",
+    "emulated": "Milliseconds are the emulator's: they say nothing of a GPU.",
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    policy: str
+    order: str = "as_consumed"
+    movers: int | None = None  # None: as planned
+
+
+@dataclass
+class PolicyRow:
+    """One variant: milliseconds a call of the slowest rank, one a round, and where the time of one call went."""
+
+    variant: Variant
+    samples: list[float] = field(repr=False)
+    shares: dict[str, float] | None = None  # of all WGs' time, where ranks share a clock
+    switches: int | None = None
+
+    @property
+    def ms(self) -> float:
+        return median(self.samples)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"ms": self.ms}
+
+
+def variants(op: str, ranks: int, workgroups: int) -> list[Variant]:
+    """All policies with the planned crew, the fixed crew of the paper, and all other orders with the shipped policy."""
+    found = [Variant(policy, policy) for policy in POLICIES]
+    by_paper = min(crew(FIXED_PER_PEER, ranks, workgroups), workgroups - 1)
+    found.append(Variant(f"fixed, {FIXED_PER_PEER} a peer", "fixed", movers=by_paper))
+    found += [Variant(order, "one_way", order) for order in ORDERS_OF[op][1:]]
+    return found
+
+
+def run(
+    comm: Communicator, case: Case, rounds: int = 9, progress: bool = False, events: int = 4096
+) -> tuple[list[PolicyRow], float]:
+    """Measures every variant of `case`. Every rank calls it; results are alike on all: (rows, how much of the error
+    bound was used)."""
+    found = variants(case.op, comm.ranks, comm.workgroups)
+    cases = {v: replace(case, policy=v.policy, order=v.order, movers=v.movers, iters=1) for v in found}
+    used = _check(comm, cases)
+    operator = CHECKED[case.op]
+    inputs = validate.on_device(comm, case)
+    outputs = {
+        name: comm.device.xp.empty(shape, np.uint16) for name, shape in operator.outputs(case, comm.rank).items()
+    }
+
+    def call_of(one: Case) -> Callable[[], None]:
+        return lambda: operator.call(comm, one, inputs, outputs)
+
+    samples = _alternate(comm, {v: call_of(one) for v, one in cases.items()}, rounds, progress)
+    rows = [PolicyRow(v, samples[v]) for v in found]
+    if comm.device.name == "cpu":  # where all ranks read one clock
+        for row in rows:
+            row.shares, row.switches = _shares(comm, cases[row.variant], events)
+    return rows, used
+
+
+def _check(comm: Communicator, cases: dict[Variant, Case]) -> float:
+    """Raises ValueError, on all ranks, when a variant is wrong or has other bits than the first."""
+    first = next(iter(cases.values()))
+    flops = 2 * max(first.m, 1) * first.n * first.k
+    small = replace(first, rows=tuple(min(r, 64) for r in first.rows), n=min(first.n, 128), k=min(first.k, 128))
+    used, kept = 0.0, None
+    for variant, case in cases.items():
+        judged = case if flops <= CHECKED_FLOPS else replace(small, policy=case.policy, order=case.order)
+        outcome = validate.run(comm, replace(judged, repeats=1))
+        bits = validate.bits_of(comm, case)
+        same = kept is None or all(np.array_equal(bits[name], kept[name]) for name in bits)
+        kept = kept or bits
+        every = comm.allgather((outcome.passed, same, outcome.over_bound, outcome.problems))
+        if not all(passed and same for passed, same, _, _ in every):
+            problems = [problem for *_, of_rank in every for problem in of_rank] or ["other bits than one_way"]
+            raise ValueError(f"bench policies: {case.op}, {variant.name}: {problems[0]}")
+        used = max(used, *(over for _, _, over, _ in every))
+    return used
+
+
+def _alternate(
+    comm: Communicator, calls: dict[Variant, Callable[[], None]], rounds: int, progress: bool
+) -> dict[Variant, list[float]]:
+    """Milliseconds a call of the slowest rank. The first round warms up."""
+    device, dice = comm.device, random.Random(0)
+    many = 10 if device.queues_launches else 1  # between two looks at the clock: the host runs ahead of a GPU
+    order = list(calls)
+    samples: dict[Variant, list[float]] = {variant: [] for variant in calls}
+    for round_ in tqdm(range(rounds + 1), disable=None if progress and comm.rank == 0 else True, leave=False):
+        dice.shuffle(order)
+        for variant in order:
+            comm.synchronize()
+            comm.barrier()
+            start = time.perf_counter()
+            for _ in range(many):
+                calls[variant]()
+            comm.synchronize()
+            slowest = max(comm.allgather((time.perf_counter() - start) / many * 1e3))
+            if round_:
+                samples[variant].append(slowest)
+    return samples
+
+
+def _shares(comm: Communicator, case: Case, events: int) -> tuple[dict[str, float], int]:
+    traced = comm.allgather(tracing.run(comm, case, events))
+    summary = summarise(decode([raw for raw, _, _ in traced], traced[0][1], rows_per_wg=traced[0][2]))
+    shares = summary.times.shares()
+    return {name: shares[name] for name in SHARES}, len(summary.switches)
+
+
+def table(rows: Sequence[PolicyRow]) -> tuple[list[str], list[list[str]]]:
+    """Header and lines: milliseconds, and over the shipped variant and the fixed crew of the paper."""
+    shipped, fixed = rows[0].ms, next(r.ms for r in rows if r.variant.movers is not None)
+    header = ["variant", "ms", "lowest", "highest", "over shipped", "speedup over fixed"]
+    traced = rows[0].shares is not None
+    header += [*SHARES, "switches"] if traced else []
+    lines = []
+    for r in rows:
+        name = r.variant.name + (" (shipped)" if r is rows[0] else "")
+        line = [name, *(f"{x:.3f}" for x in (r.ms, min(r.samples), max(r.samples), r.ms / shipped, fixed / r.ms))]
+        if r.shares is not None:
+            line += [*(f"{100 * r.shares[share]:.1f} %" for share in SHARES), str(r.switches)]
+        lines.append(line)
+    return header, lines
+
+
+def write_csv(rows: Sequence[PolicyRow], case: Case, device: str, path: Path) -> None:
+    """Every sample, one a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow("op device ranks m n k variant policy order movers round ms".split())
+        for row in rows:
+            v = row.variant
+            for i, ms in enumerate(row.samples):
+                fixed = [case.op, device, case.ranks, case.m, case.n, case.k]
+                out.writerow([*fixed, v.name, v.policy, v.order, v.movers or "planned", i, f"{ms:.5f}"])
+
+
+def draw(rows: Sequence[PolicyRow], title: str, note: str, path: Path) -> None:
+    """A bar a variant with its samples; where the time went beside it, if that is known."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("the plot needs matplotlib: pip install 'kosmos-raw[plot]'") from error
+    traced = rows[0].shares is not None
+    figure = Figure(figsize=(11 if traced else 7, 1.6 + 0.42 * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, 2 if traced else 1, sharey=True, squeeze=False)[0]
+    at = np.arange(len(rows))
+    names = [row.variant.name for row in rows]
+    colours = ["#117733" if i == 0 else "#88CCEE" if row.variant.order == "as_consumed" else "#DDAA33"
+               for i, row in enumerate(rows)]  # fmt: skip
+    panels[0].barh(at, [row.ms for row in rows], color=colours, height=0.7)
+    for y, row in zip(at, rows, strict=True):
+        panels[0].plot(row.samples, [y] * len(row.samples), "|", color="black", markersize=7)
+    panels[0].set_yticks(at, names)
+    panels[0].invert_yaxis()
+    panels[0].set_xlabel("ms a call of the slowest rank: median, and every sample")
+    if traced:
+        left = np.zeros(len(rows))
+        for share, colour in zip(SHARES, ("#332288", "#44AA99", "#A8A8A8", "#E8E8E8"), strict=True):
+            part = np.array([100 * (row.shares or {})[share] for row in rows])
+            panels[1].barh(at, part, left=left, color=colour, height=0.7, label=share)
+            left += part
+        panels[1].set_xlabel("% of all WGs' time, one traced call")
+        panels[1].legend(ncols=4, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+    figure.suptitle(title + (f"\n{note}" if note else ""), fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)

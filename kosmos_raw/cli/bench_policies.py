@@ -1,0 +1,43 @@
+"""bench policies OP: an operator under every policy and queue order."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from ..bench import policies
+from ..bench.cuda_gemm import Shape
+from ..checks.operators import Case
+from ..checks.validate import arena_bytes
+from ..plan.shapes import split_rows
+from ..ranks.launch import launch
+from .shared import OPS, print_json, table
+
+SHAPE = Shape("2048x512x512", 2048, 512, 512)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("op", nargs="?", choices=OPS, default="ag_gemm", help="policies: of which operator")
+    parser.add_argument("--workgroups", type=int, help="policies: WGs of each rank (default: the device's own number)")
+    parser.add_argument("--png", type=Path, help="policies: draw what was measured")
+
+
+def run(args: argparse.Namespace, shapes: Sequence[Shape] | None) -> int:
+    for shape in shapes or [SHAPE]:
+        case = Case(tuple(split_rows(shape.m, args.ranks)), shape.n, shape.k, args.op)
+        options = {"ranks": args.ranks, "device": args.device, "workgroups": args.workgroups}
+        results = launch(policies.run, case, args.rounds, not args.json, arena_bytes=arena_bytes([case]), **options)
+        rows, used = results[0]
+        title = f"{args.op} on {args.device}: {args.ranks} ranks, M={shape.m} N={shape.n} K={shape.k}"
+        note = policies.WHAT_IT_SHOWS.get(args.device, "")
+        if args.csv:
+            policies.write_csv(rows, case, args.device, args.csv)
+        if args.png:
+            policies.draw(rows, title, note, args.png)
+        if args.json:
+            print_json({"shape": asdict(shape), "over_bound": used, "rows": [row.as_dict() for row in rows]})
+        else:
+            print(f"{title}; equal bits, at {used:.2f} of the error bound\n\n{table(*policies.table(rows))}\n\n{note}")
+    return 0
