@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .numerics.bf16 import narrow, widen
 from .ops.ag_gemm import ag_gemm
 from .ops.ag_gemm_dgrad import ag_gemm_dgrad
 from .ops.arguments import BF16, as_matrix, shard_rows
@@ -44,6 +45,8 @@ class _Linear:
             as_matrix(comm, self.name, "weight_grad", weight_grad, float32=True)
         if bias_grad is not None and bias_grad.shape != (self.weight.shape[0],):
             raise ValueError(f"{self.name}: bias_grad has shape {bias_grad.shape}, want ({self.weight.shape[0]},)")
+        if bias_grad is not None and bias_grad.dtype not in (BF16, np.uint16, np.float32):
+            raise TypeError(f"{self.name}: bias_grad has dtype {bias_grad.dtype}, want bfloat16 or float32")
         self._saved: Any = None
 
     def _take_saved(self) -> Any:
@@ -58,9 +61,14 @@ class _Linear:
 
     def _add_bias_grad(self, dy: Any) -> None:
         """Sums of dY over the rows that this rank has, in FP32: over all tokens where dY is that of all tokens."""
-        if self.bias_grad is not None:
-            sums = dy.view(BF16).astype(np.float32).sum(axis=0, dtype=np.float32)
-            self.bias_grad[...] = (self.bias_grad.astype(np.float32) + sums).astype(self.bias_grad.dtype)
+        grad = self.bias_grad
+        if grad is None:
+            return
+        sums = widen(dy).sum(axis=0, dtype=np.float32)
+        if grad.dtype in (BF16, np.uint16):
+            grad.view(np.uint16)[...] = narrow(widen(grad) + sums)
+        else:
+            grad += sums
 
 
 class ColumnParallelLinear(_Linear):
@@ -69,7 +77,7 @@ class ColumnParallelLinear(_Linear):
     Args:
         weight: this rank's part, bf16 [features out / ranks, features in].
         weight_grad: bf16 or float32 [as weight] to which weight gradients are added; None: `backward` makes a new one.
-        bias_grad: [features out / ranks] to which sums of dY are added; None: no bias.
+        bias_grad: bf16 or float32 [features out / ranks] to which sums of dY are added; None: no bias.
         policy: as the operators'.
     """
 
@@ -118,7 +126,8 @@ class RowParallelLinear(_Linear):
     Args:
         weight: this rank's part, bf16 [features out, features in / ranks].
         weight_grad: bf16 or float32 [as weight] to which weight gradients are added; None: `backward` makes a new one.
-        bias_grad: [features out] to which sums of dY over all tokens are added, alike on all ranks; None: no bias.
+        bias_grad: bf16 or float32 [features out] to which sums of dY over all tokens are added, alike on all ranks;
+            None: no bias.
         policy: as the operators'.
     """
 

@@ -14,6 +14,11 @@ import kosmos_raw as kr
 BF16 = ml_dtypes.bfloat16
 
 
+def on_host(array):
+    """As a NumPy array."""
+    return np.array(array.get() if hasattr(array, "get") else array)
+
+
 def ternary(rng, shape):
     """Values -1, 0, 1: sums of up to 256 products are exact in bf16."""
     return rng.integers(-1, 2, shape).astype(np.float32).astype(BF16)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kosmos_raw.build import params, sources, zig
 from kosmos_raw.device.base import Tile
 from kosmos_raw.memory.allocator import ALIGNMENT, Allocator
+from kosmos_raw.numerics import bf16
 from kosmos_raw.numerics.tolerance import compare, gemm_bound
 from kosmos_raw.plan.ag_gemm import plan_ag_gemm
 from kosmos_raw.plan.crew import KERNELS, REDUCING, Crew, Grid
@@ -185,7 +186,7 @@ def test_compare_sees_what_is_wrong():
 
 
 def test_bf16_conversion_of_the_host_tile(tmp_path):
-    """Both conversions of the kernels against ml_dtypes: around every bf16 value, ties, subnormals, NaNs."""
+    """All conversions of kernels and arrays against ml_dtypes: around every bf16 value, ties, subnormals, NaNs."""
     import ml_dtypes
 
     source = tmp_path / "rounding.cpp"
@@ -206,3 +207,5 @@ def test_bf16_conversion_of_the_host_tile(tmp_path):
     want = np.nan_to_num(x, nan=0, posinf=np.inf, neginf=-np.inf).astype(ml_dtypes.bfloat16).view(np.uint16)
     want[np.isnan(x)] = 0x7FC0
     assert np.array_equal(one, want) and np.array_equal(eight, want)
+    assert np.array_equal(bf16.narrow(x), want)
+    assert np.array_equal(bf16.widen(want.view(ml_dtypes.bfloat16)), want.view(ml_dtypes.bfloat16), equal_nan=True)

@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from ..build.params import AG_GEMM
 from ..device.base import Matrix, Tile
+from ..numerics.bf16 import narrow, widen
 from ..numerics.tolerance import compare, gemm_bound
 from ..ops.ag_gemm import OP
 from ..plan.ag_gemm import AgGemmPlan, plan_ag_gemm
@@ -206,14 +207,13 @@ def normal(xp: Any, lines: int, elements: int) -> Any:
     step = max(1, (1 << 26) // max(1, elements))
     for i in range(0, lines if elements else 0, step):
         n = min(step, lines - i)
-        bits = xp.random.standard_normal((n, elements), np.float32).view(np.uint32)
-        out[i : i + n, :elements] = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        out[i : i + n, :elements] = narrow(xp.random.standard_normal((n, elements), np.float32))
     return out
 
 
 def to_float(bits: Any, dtype: Any) -> Any:
     """bf16 bits as floats."""
-    return (bits.astype(np.uint32) << 16).view(np.float32).astype(dtype, copy=False)
+    return widen(bits).astype(dtype, copy=False)
 
 
 def alternate_calls(

@@ -43,6 +43,12 @@ def test_ag_gemm(on_node, mode, ranks, options):
     assert done.calls["hipModuleLaunchKernel"] >= 2 * ranks
 
 
+def test_layers_on_cupy_arrays(on_node):
+    done = on_node(*PROGRAM, "layers()")
+    assert done.status == 0, done.out
+    assert done.stub_calls == {}
+
+
 # -- bugs that must show
 BUGS = {
     "out of bounds": ("out_of_bounds()", "", "no memory at address"),
