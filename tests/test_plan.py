@@ -14,7 +14,7 @@ from kosmos_raw.device.base import Tile
 from kosmos_raw.memory.allocator import ALIGNMENT, Allocator
 from kosmos_raw.numerics import bf16
 from kosmos_raw.numerics.tolerance import compare, gemm_bound
-from kosmos_raw.plan.ag_gemm import plan_ag_gemm
+from kosmos_raw.plan.ag_gemm import plan_ag_gemm, plan_ag_gemm_dgrad
 from kosmos_raw.plan.crew import KERNELS, REDUCING, Crew, Grid
 from kosmos_raw.plan.gemm_rs import plan_gemm_rs
 from kosmos_raw.plan.shapes import split_rows
@@ -42,6 +42,19 @@ def test_plan_geometry(rows, n, k):
     assert plan.tile_rows_max * TILE.m >= max(rows) > (plan.tile_rows_max - 1) * TILE.m or max(rows) == 0
     assert plan.padded_k % 8 == 0 <= plan.padded_k - k < 8 and plan.padded_n % 8 == 0 <= plan.padded_n - n < 8
     assert plan.shard_bytes == 2 * max(rows) * plan.padded_k
+
+
+def test_a_queue_of_tiles_for_each_die():
+    """By Table B.3, and never more queues than columns."""
+    one, eight = (Grid((Tile(256, 256),), 256, dies=dies) for dies in (1, 8))
+    assert plan_ag_gemm([2048] * 8, 3584, 4096, eight).queues == 8
+    assert plan_ag_gemm([2048] * 8, 3584, 4096, one).queues == 1  # one L2
+    assert plan_ag_gemm([1024] * 8, 3584, 4096, eight).queues == 1  # four tile rows a chunk
+    assert plan_ag_gemm([8192] * 8, 8192, 4096, eight).queues == 1  # more than 1024 tiles
+    assert plan_ag_gemm([2048] * 8, 700, 4096, eight).queues == 3
+    assert plan_ag_gemm_dgrad([2048, 0, 2048], 2048, 512, eight).queues == 8
+    with pytest.raises(ValueError, match="queues is 9, want 1 to 8"):
+        plan_ag_gemm([8], 8, 8, eight, queues=9)
 
 
 def test_byte_counts_past_32_bits():

@@ -19,7 +19,7 @@ from kosmos_raw.trace import Span, Trace, decode, decode_rank, draw_timeline, su
 from kosmos_raw.trace.events import ROLES
 from kosmos_raw.trace.timeline import COLOURS
 
-CLAIMED, READY, DONE = range(3)
+CLAIMED, READY, DONE, PLACED = range(4)
 LEAVE, PULL, TILE, DRAIN = (KINDS.index(kind) for kind in ("leave", "pull", "tile", "drain"))
 
 Work = tuple[int, int, int, int]  # kind, chunk, row, part
@@ -122,7 +122,7 @@ ONE_WG = [
 
 
 def test_events_and_roles_are_those_of_the_kernels():
-    assert EVENTS == ("claimed", "ready", "done")
+    assert EVENTS == ("claimed", "ready", "done", "placed")
     for kind in ("pull", "tile", "drain", "reduce", "poison"):
         if kind in KINDS:
             assert (ROLES.get(kind) is None) == (kind == "drain")
@@ -372,6 +372,20 @@ def test_perfetto_of_a_whole_launch(tmp_path):
     assert names == {f"rank {rank}" for rank in range(8)}
     switches = [e for e in data["traceEvents"] if e["ph"] == "i"]
     assert len(switches) == 16 and {e["name"] for e in switches} == {"mover to builder"}
+
+
+def test_the_die_of_a_wg(fonts):
+    """Where a device has several, a row begins with the die; it is no claim, and names the WG in pictures."""
+    rows = [[(100, PLACED, (LEAVE, 0, 0, 5)), *work((TILE, 0, 0, 1), 110, 120, 300), (310, CLAIMED, LEFT)], []]
+    trace = decode([raw(rows, 8)], 1e6)
+    first, silent = trace.ranks[0].wgs
+    assert (first.die, silent.die) == (5, None) and first.t_first == 10e-6 and len(first.spans) == 1
+    names = [e["args"]["name"] for e in to_perfetto(trace)["traceEvents"] if e["name"] == "thread_name"]
+    assert names == ["WG 0, die 5", "WG 1"]
+    figure = draw_timeline(trace)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["0 / 5", "1"]
+    assert any(text.get_text() == "WG / die" for text in figure.axes[0].texts)
+    assert not any(text.get_text() == "WG" for text in figure.axes[0].texts)
 
 
 def test_perfetto_marks_the_end_of_a_full_row():

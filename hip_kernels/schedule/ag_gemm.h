@@ -4,6 +4,10 @@
 // Builders take the own shard's tiles first, which wait for nothing, then peers' tile rows. A mover whose share is moved
 // becomes a builder (ONE_WAY) or leaves (FIXED); with TWO_WAY, builders pull while their next tile is not there.
 //
+// Where a device is made of dies that cache apart, tiles may lie in several queues, each a stretch of columns of all rows in
+// that same order. A WG takes from its die's queue, and from the others once that is empty: so a die reads the columns of B
+// of one stretch, not of all. Who takes what never matters for the result.
+//
 // Why it cannot deadlock: a PULL waits only for its source rank to have started, which that rank's first WG does before it
 // waits for anything. A TILE waits only for PULLs of this rank's movers, which never wait for tiles and are all resident.
 // DRAIN waits for peers to start, and for their PULLs of the own shard. By induction over epochs all of them end.
@@ -25,22 +29,31 @@ struct AgGemmParams {
   u32 movers;                      // WGs that begin as movers; 1 .. WGs - 1 when there are peers
   u32 policy;
   u32 order;
-  u32 zero;
+  u32 queues;                      // of tiles, 1 .. MAX_QUEUES
   Split split;                     // of ag_gemm_dgrad alone
 };
 static_assert(sizeof(AgGemmParams) == 328);
 
-// The queue of tiles beside that of pulls. Self says what it holds: entries() and entry_at(i), the last of which is DRAIN.
+constexpr u32 MAX_QUEUES = 8;  // kosmos_raw/plan/ag_gemm.py counts their words
+
+// The queues of tiles beside that of pulls. Self says what one holds: entries(queue) and entry_at(queue, i).
 template <class Self> struct AgGemmQueue : Gather<AgGemmParams> {
   using Gather::Gather;
+  u32 emptied = 0;  // queues that this WG has found empty; touched by next_work alone
   DEVICE const Self& self() const { return static_cast<const Self&>(*this); }
 
+  // Counter words: Gather's, of which the first counts who found all queues empty; then heads of the queues.
+  DEVICE u32* head(u32 queue) const { return after_gather() + queue; }
+  DEVICE u32* after_queues() const { return head(MAX_QUEUES); }
+
+  DEVICE u32 queue() const { return (target::die() + emptied) % p.queues; }
   DEVICE u32 columns() const { return (p.N + p.tile_n - 1) / p.tile_n; }
-  DEVICE u32 own_tiles() const { return p.m.tile_rows(p.g.rank) * columns(); }
+  DEVICE u32 first_column(u32 queue) const { return columns() * queue / p.queues; }
+  DEVICE u32 columns_in(u32 queue) const { return first_column(queue + 1) - first_column(queue); }
   DEVICE bool own_first() const { return p.order == AS_CONSUMED || p.order == CHUNK_MAJOR; }
-  DEVICE u32 all_tiles() const {
-    if (!own_first()) return p.g.ranks * p.m.tile_rows_max * columns();
-    return own_tiles() + peers() * p.m.tile_rows_max * columns();
+  DEVICE u32 tiles_in(u32 queue) const {
+    const u32 most = p.m.tile_rows_max;
+    return (own_first() ? p.m.tile_rows(p.g.rank) + peers() * most : p.g.ranks * most) * columns_in(queue);
   }
 
   DEVICE Work next_work() {
@@ -62,40 +75,48 @@ template <class Self> struct AgGemmQueue : Gather<AgGemmParams> {
       if (w.kind != LEAVE) return w;
       mover = false;
     }
-    for (;;) {
-      const u32 i = target::load(head(), DEVICE_SCOPE);
-      if (i >= self().entries()) break;
-      const Work w = self().entry_at(i);
+    while (emptied < p.queues) {
+      const u32 q = queue(), i = target::load(head(q), DEVICE_SCOPE);
+      if (i >= self().entries(q)) {
+        emptied++;
+        continue;
+      }
+      const Work w = self().entry_at(q, i);
       if (w.kind == TILE && !self().ready(w)) break;
-      if (target::swap_if(head(), i, i + 1, DEVICE_SCOPE) && w.kind != LEAVE) return w;
+      if (target::swap_if(head(q), i, i + 1, DEVICE_SCOPE) && w.kind != LEAVE) return w;
     }
     const Work w = next_shared_pull();
     return w.kind != LEAVE ? w : next_tile();
   }
 
   // Own chunk first, in groups, then peers' tile rows interleaved as movers pull them. LEAVE: past a short chunk's end.
-  DEVICE Work tile_at(u32 i) const {
-    const u32 cols = columns(), own = own_first() ? own_tiles() : 0, most = p.m.tile_rows_max;
+  DEVICE Work tile_at(u32 queue, u32 i) const {
+    const u32 first = first_column(queue), cols = columns_in(queue), most = p.m.tile_rows_max;
+    const u32 own = own_first() ? p.m.tile_rows(p.g.rank) * cols : 0;
     if (i < own) {
       const TileAt t = tile_in_groups(i, p.m.tile_rows(p.g.rank), cols, p.m.side_by_side ? p.m.side_by_side : 1);
-      return {TILE, p.g.rank, t.row, t.column};
+      return {TILE, p.g.rank, t.row, first + t.column};
     }
     const u32 j = (i - own) / cols, among = own_first() ? peers() : p.g.ranks;  // the own chunk is the last in the round
     const bool by_chunk = p.order == CHUNK_MAJOR || p.order == RANK_ORDER;
     const u32 turn = by_chunk ? j / most : j % among, row = by_chunk ? j % most : j / among;
     const u32 q = p.order == RANK_ORDER ? turn : peer_at(turn);
-    if (row < p.m.tile_rows(q)) return {TILE, q, row, (i - own) % cols};
+    if (row < p.m.tile_rows(q)) return {TILE, q, row, first + (i - own) % cols};
     return {};
   }
 
-  // The last entry is DRAIN, so exactly one WG draws it.
   DEVICE Work next_tile() {
-    for (const u32 all = self().entries();;) {
-      const u32 i = target::add(head(), 1, DEVICE_SCOPE);
-      if (i == all) return {DRAIN, p.g.rank};
-      if (i > all) return {};
-      if (const Work w = self().entry_at(i); w.kind != LEAVE) return w;
+    for (; emptied < p.queues; emptied++) {
+      const u32 q = queue(), all = self().entries(q);
+      for (u32 i; (i = target::add(head(q), 1, DEVICE_SCOPE)) < all;)
+        if (const Work w = self().entry_at(q, i); w.kind != LEAVE) return w;
     }
+    return last_work();
+  }
+  // All tiles are claimed. The first to find that draws DRAIN, so exactly one WG does.
+  DEVICE Work last_work() const {
+    if (target::add(Gather::head(), 1, DEVICE_SCOPE) == 0) return {DRAIN, p.g.rank};
+    return {};
   }
 
   DEVICE bool wait_inputs(const Work& w) const {
@@ -112,6 +133,6 @@ template <class Self> struct AgGemmQueue : Gather<AgGemmParams> {
 
 struct AgGemmSchedule : AgGemmQueue<AgGemmSchedule> {
   using AgGemmQueue::AgGemmQueue;
-  DEVICE u32 entries() const { return all_tiles(); }
-  DEVICE Work entry_at(u32 i) const { return tile_at(i); }
+  DEVICE u32 entries(u32 queue) const { return tiles_in(queue); }
+  DEVICE Work entry_at(u32 queue, u32 i) const { return tile_at(queue, i); }
 };

@@ -1,25 +1,25 @@
 // ag_gemm_dgrad, WHAT NEXT: dX[M, N] = gather_rows(dY)[M, K] @ W[K, N], one launch a rank (paper section 3.2.1, "AG+NN").
 //
-// As ag_gemm, with a contraction that may be cut in parts (split.h). Then the tile queue holds every part of every tile,
-// after them a SUM for each tile, then DRAIN. A SUM waits for parts that resident WGs of this rank have claimed, and after a SUM
-// only SUM, DRAIN or LEAVE is claimed, or with TWO_WAY a PULL, which waits for no work: so it adds no way to deadlock.
+// As ag_gemm, with a contraction that may be cut in parts (split.h). Then each queue holds every part of its tiles, after
+// them a SUM for each tile. A SUM waits for parts that lie before it in its queue, so resident WGs of this rank have claimed
+// them, and who holds a TILE waits for PULLs alone: so it adds no way to deadlock.
 #pragma once
 #include "ag_gemm.h"
 
 struct AgGemmDgradSchedule : AgGemmQueue<AgGemmDgradSchedule> {
   using AgGemmQueue::AgGemmQueue;
 
-  // Counter words: Gather's, then parts done of each tile.
+  // Counter words: ag_gemm's, then parts done of each tile.
   DEVICE u32* parts_done(u32 chunk, u32 row, u32 column) const {
-    return after_gather() + (chunk * p.m.tile_rows_max + row) * columns() + column;
+    return after_queues() + (chunk * p.m.tile_rows_max + row) * columns() + column;
   }
 
-  DEVICE u32 entries() const { return all_tiles() * (p.split.parts == 1 ? 1 : p.split.parts + 1); }
-  DEVICE Work entry_at(u32 i) const {
-    const u32 parts = p.split.parts, tiles = all_tiles();
-    if (parts == 1) return tile_at(i);
+  DEVICE u32 entries(u32 queue) const { return tiles_in(queue) * (p.split.parts == 1 ? 1 : p.split.parts + 1); }
+  DEVICE Work entry_at(u32 queue, u32 i) const {
+    const u32 parts = p.split.parts, tiles = tiles_in(queue);
+    if (parts == 1) return tile_at(queue, i);
     const bool sum = i >= tiles * parts;
-    const Work w = tile_at(sum ? i - tiles * parts : i / parts);
+    const Work w = tile_at(queue, sum ? i - tiles * parts : i / parts);
     if (w.kind == LEAVE) return w;
     return {sum ? SUM : TILE, w.chunk, w.row, sum ? w.part : w.part * parts + i % parts};
   }

@@ -1,7 +1,7 @@
 // The movers of every operator that gathers rows: which rows a WG pulls next, what a pull waits for, and how it is told of.
 //
-// P has g, counters, m (the rows), movers. Counter words of one set: [0] head of the tile queue, [1 + q] pulls from q done,
-// then slices landed per (q, tile row). kosmos_raw/plan/shapes.py counts the same words.
+// P has g, counters, m (the rows), movers. Counter words of one set: [0] head of the tile queue (ag_gemm has others), [1 + q]
+// pulls from q done, then slices landed per (q, tile row). kosmos_raw/plan/shapes.py counts the same words.
 #pragma once
 #include "chunks.h"
 #include "group.h"

@@ -3,11 +3,14 @@
 #pragma once
 #include "group.h"
 
-enum Event : u32 { CLAIMED, READY, DONE };
+enum Event : u32 { CLAIMED, READY, DONE, PLACED };  // PLACED: on which die, once, where a device has several
 
 struct Trace {
   u32 row, n = 0;
   DEVICE explicit Trace(u32 row = target::wg()) : row(row) {}
+  DEVICE void place(const Group& g) {
+    if constexpr (target::DIES > 1) mark(g, PLACED, {LEAVE, 0, 0, target::die()});
+  }
   DEVICE void mark(const Group& g, Event e, const Work& w) {
     if (!g.trace || n == g.trace_events) return;
     u64* to = g.trace + ((u64)row * g.trace_events + n++) * 2;

@@ -8,8 +8,9 @@
 namespace target {
 inline u32 lane() { return 0; }
 inline u32 lanes() { return 1; }
-constexpr u32 COPY_BATCH = 8;
+constexpr u32 COPY_BATCH = 8, DIES = 8;
 inline u32 wg() { return W.me->wg; }
+inline u32 die() { return W.me->wg % DIES; }
 inline void barrier() {}
 struct Converts {};
 

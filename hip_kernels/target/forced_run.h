@@ -25,6 +25,7 @@ inline void await(Box& box, const u32* count, u32 n) {
 template <class Op> void decide(const typename Op::Params& p, Box& box) {
   typename Op::Schedule schedule(p);
   Trace trace;
+  trace.place(p.g);
   schedule.begin();
   for (u32 n = 1;; n++) {
     Work w = schedule.next_work();

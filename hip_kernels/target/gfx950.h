@@ -15,10 +15,14 @@ constexpr u32 WG_THREADS = 512, WAVE = 64;
 constexpr u32 COPY_BATCH = 8;
 static_assert(COPY_BATCH * 16 * WG_THREADS == 64 << 10);  // bytes that a mover has on their way
 constexpr u32 TRACE_ROWS = 1;  // rows of Group::trace that one WG writes
+constexpr u32 DIES = 8;        // each with an L2 of its own
 
 DEVICE inline u32 lane() { return __builtin_amdgcn_workitem_id_x(); }
 DEVICE inline u32 lanes() { return WG_THREADS; }
 DEVICE inline u32 wg() { return __builtin_amdgcn_workgroup_id_x(); }
+// Which of the dies (XCDs) this WG is on: the hardware's XCC_ID, bits 0 to 3 of register 20. Ids are dealt to WGs in turn as a
+// rule, not by promise.
+DEVICE inline u32 die() { return __builtin_amdgcn_s_getreg(20 | 0 << 6 | 3 << 11); }
 
 // In asm, for compilers forget it: behind buffer_wbl2 when they believe that nothing is outstanding, and before s_barrier.
 DEVICE inline void wait_own_stores() { asm volatile("s_waitcnt vmcnt(0)" ::: "memory"); }

@@ -23,7 +23,9 @@ template <class Op> struct Director {
 
   DEVICE Director(const typename Op::Params& p, LDS U32x4* box)
       : p(p), box(box), decides(from_elected(lane() / WAVE) == 0), schedule(p), trace(TRACE_ROWS * wg()) {
-    if (decides) schedule.begin();
+    if (!decides) return;
+    trace.place(p.g);
+    schedule.begin();
   }
 
   DEVICE void post(const Work& w, bool streams) { *box = (U32x4){w.kind, w.chunk, w.row, w.part << 1 | (u32)streams}; }

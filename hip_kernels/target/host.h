@@ -6,11 +6,12 @@
 #define DEVICE
 
 namespace target {
-constexpr u32 WG_THREADS = 1, TRACE_ROWS = 1, COPY_BATCH = 8;
+constexpr u32 WG_THREADS = 1, TRACE_ROWS = 1, COPY_BATCH = 8, DIES = 1;
 inline thread_local u32 wg_idx = 0;
 inline u32 lane() { return 0; }
 inline u32 lanes() { return 1; }
 inline u32 wg() { return wg_idx; }
+inline u32 die() { return 0; }
 inline void barrier() {}
 
 // For tests: a WG comes late, by up to so many microseconds, to each claim and each publication.

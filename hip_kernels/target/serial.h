@@ -6,6 +6,7 @@ namespace target {
 template <class Op> void run(const typename Op::Params& p) {
   typename Op::Schedule schedule(p);
   Trace trace;
+  trace.place(p.g);
   schedule.begin();
   for (;;) {
     const Work w = schedule.next_work();

@@ -7,11 +7,13 @@
 namespace target {
 constexpr u32 WG_THREADS = 384, WORKERS = 256, FIRST_WORKER = WG_THREADS - WORKERS;
 constexpr u32 COPY_BATCH = 16;  // 64 KiB of all workers
+constexpr u32 DIES = 1;
 constexpr u32 TRACE_ROWS = 2;   // rows of Group::trace that one WG writes: the decider's, then the publisher's
 
 DEVICE inline u32 lane() { return threadIdx.x - FIRST_WORKER; }
 DEVICE inline u32 lanes() { return WORKERS; }
 DEVICE inline u32 wg() { return blockIdx.x; }
+DEVICE inline u32 die() { return 0; }
 DEVICE inline void barrier() { asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory"); }
 
 // Every call passes a constant scope, so the branch on it folds away.

@@ -58,6 +58,7 @@ static_assert(SLOTS_AT + 96 <= DYNAMIC_SHARED_BYTES && SLOTS_AT % 16 == 0);
 template <class Op> INLINE void decide(const typename Op::Params& p, const Slots& slots) {
   typename Op::Schedule schedule(p);
   Trace trace(TRACE_ROWS * wg());
+  trace.place(p.g);
   schedule.begin();
   for (u32 n = 0;; n++) {
     if (n) wait(slots.soon(), (n - 1) % 2);

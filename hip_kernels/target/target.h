@@ -2,6 +2,7 @@
 //
 // Every target gives the same names, in namespace target:
 //   lane() lanes() wg()            the lanes of this WG that WORK, and which WG this is. The host has one lane a WG
+//   die() DIES                     which die of the device this WG runs on, below DIES; dies cache apart. Only a hint
 //   barrier()                      of those lanes; each has completed its own stores first
 //   load store add swap_if         signals, u32, relaxed. Scope says who may look: this device, or its peers and the host
 //   release(Scope) acquire(Scope)  fences, with every wait that the target needs

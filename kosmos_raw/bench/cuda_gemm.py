@@ -116,7 +116,7 @@ class Problem:
         params["b"], params["c"] = self.b.data.ptr, self.c.data.ptr
         params["m"]["first"][0] = plan.first
         params["m"]["tile_m"], params["m"]["tile_rows_max"] = tile.m, plan.tile_rows_max
-        params["m"]["side_by_side"] = plan.side_by_side
+        params["m"]["side_by_side"], params["queues"] = plan.side_by_side, plan.queues
         params["N"], params["K"], params["ldc"], params["tile_n"] = s.n, s.k, self.ldc, tile.n
         operands = [
             Matrix(x.data.ptr, lines, elements, x.shape[1], tile_lines)

@@ -14,7 +14,7 @@ KINDS = ("leave", "pull", "tile", "drain", "poison", "reduce", "sum")
 POLICIES = ("one_way", "fixed", "two_way")
 ORDERS = ("as_consumed", "chunk_major", "rank_order", "not_own_first")
 GAVE_UP = {1: "waited too long", 2: "told to stop", 3: "different call"}
-EVENTS = ("claimed", "ready", "done")
+EVENTS = ("claimed", "ready", "done", "placed")
 
 
 def _struct(*fields: tuple[str, str | np.dtype] | tuple[str, str, tuple[int, ...]]) -> np.dtype:
@@ -76,7 +76,7 @@ AG_GEMM = _struct(
     ("b", "u8"),
     ("c", "u8"),
     ("m", CHUNKS),
-    *((name, "u4") for name in "N K ldc tile_n movers policy order zero".split()),
+    *((name, "u4") for name in "N K ldc tile_n movers policy order queues".split()),
     ("split", SPLIT),
 )
 AG_GEMM_DGRAD = AG_GEMM_DGRAD_SPLIT = AG_GEMM

@@ -78,6 +78,7 @@ class Device(ABC):
     dlpack_types: tuple[int, ...]  # DLDeviceType of the memory that it can use as it is
     tick_hz: int  # rate of target::ticks()
     trace_rows: int = 1  # rows of trace events a WG writes
+    dies: int = 1  # parts with an L2 of their own
     default_arena_bytes: int = 4 << 30  # symmetric memory of a rank when the caller does not say
     queues_launches: bool = True  # False: a launch has ended when `Kernel.launch` returns
     most_delay_us: int = 0  # for tests: how late a WG may come, by chance, to a claim or a publication. CPU only

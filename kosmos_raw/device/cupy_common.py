@@ -85,7 +85,8 @@ class CupyDevice(PeerMemory):
         self._pid = os.getpid()
         self._ranks = ranks
         self._closed = False
-        self.trace_rows = report.target_constants(self.target)["TRACE_ROWS"]
+        constants = report.target_constants(self.target)
+        self.trace_rows, self.dies = constants["TRACE_ROWS"], constants["DIES"]
         share = os.environ.get(SHARE) == "1" if share is None else share
         self.index, self.sharers = self._place(index, ranks, self._count_devices(), share)
         self._gpu = self.cupy.cuda.Device(self.index)

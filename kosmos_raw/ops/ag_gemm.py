@@ -93,6 +93,7 @@ def gather_params(
     params["gathered"], params["b"] = rows, b
     params["c"] = result_address(comm, f"{plan.op}.c", out, plan.padded_n)
     params["N"], params["K"], params["ldc"], params["order"] = plan.n, width, plan.padded_n, order
+    params["queues"] = plan.queues
     shards = [Matrix(comm.arena.address(comm.rank, offset), plan.rows[comm.rank], width, width, plan.tile.m)]
     if comm.ranks > 1:
         shards.append(Matrix(rows, plan.m, width, width, plan.tile.m))

@@ -115,7 +115,8 @@ def padded_copy(comm: Communicator, array: Any, address: int, columns: int, owne
 def grid_of(comm: Communicator, op: str) -> Grid:
     """What a launch of `op` may use here."""
     kernel = comm.kernel(op)
-    return Grid((kernel.tile, *kernel.other_tiles), comm.workgroups, comm.device.default_workgroups)
+    device = comm.device
+    return Grid((kernel.tile, *kernel.other_tiles), comm.workgroups, device.default_workgroups, device.dies)
 
 
 # -- where a kernel finds an operand, and leaves its result

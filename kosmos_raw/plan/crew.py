@@ -30,6 +30,7 @@ class Grid:
     tiles: tuple[Tile, ...]
     workgroups: int
     uncapped: int = 0  # WGs that the device would have for it without a cap; fewer than `workgroups` counts as no cap
+    dies: int = 1  # parts of the device with an L2 of their own
 
     def tile(self, rows: Sequence[int], n: int, k: int, movers: int) -> Tile:
         """The tile that suits a product of sum(rows) x n, contracted over k; see plan.tiles."""

@@ -82,8 +82,8 @@ def parts_that_fit(kernel: str, m: int, n: int, tile: Tile, workgroups: int) -> 
 
 
 def xcd_bucketing(m: int, n: int, rows: int) -> bool:
-    """Whether tiles are dealt to the dies of a GPU in buckets (AG+GEMM). `rows`: those whose tile rows count, all of M
-    or a rank's chunk; the table does not say which, and a fitted threshold of 5 speaks for the chunk."""
+    """Whether each die of a GPU has a queue of tiles of its own (AG+GEMM). `rows`: those whose tile rows count, all of
+    M or a rank's chunk; the table does not say which, and a fitted threshold of 5 speaks for the chunk."""
     return blocks(m, n) <= 1024 and -(-rows // BLOCK) >= 5
 
 

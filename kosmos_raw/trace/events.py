@@ -3,7 +3,8 @@
 The marks are those of hip_kernels/schedule/trace.h: rows of [trace_events][2] uint64, each mark {ticks, event << 60 |
 kind << 56 | chunk << 48 | row << 24 | part}; ticks 0 ends a row. On most targets a WG owns one row. Where one thread
 decides while others work, it owns two: row 2 * wg of the thread that decides (CLAIMED, READY), row 2 * wg + 1 of those
-that work (READY when they begin, DONE). There the next work may be claimed before the last one is done.
+that work (READY when they begin, DONE). There the next work may be claimed before the last one is done. Where a device
+is made of several dies, a row begins with PLACED: `part` is the die that the WG runs on.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ ROLES: dict[str, Role] = {
     "fold": "mover",
 }
 
-CLAIMED, READY, DONE = (EVENTS.index(name) for name in ("claimed", "ready", "done"))
+CLAIMED, READY, DONE, PLACED = (EVENTS.index(name) for name in ("claimed", "ready", "done", "placed"))
 WORK_BITS = (1 << 60) - 1
 
 
@@ -91,6 +92,7 @@ class WgTrace:
     t_left: float | None = None  # it was told to leave; None = the row was full before, or it gave up in a wait
     truncated: bool = False  # a row was full before the WG had left: what came later is not known
     lost_marks: int = 0  # marks whose partner is missing
+    die: int | None = None  # of the device that it runs on, where a device has several
 
     @property
     def gave_up(self) -> bool:
@@ -305,9 +307,12 @@ def _decode_wg(wg: int, rows: list[list[_Mark]], full: bool, zero: int, rate: fl
     done: dict[int, deque[int]] = defaultdict(deque)
     claims: list[_Mark] = []
     left: int | None = None
+    die: int | None = None
     for i, row in enumerate(rows):
         for mark in row:
-            if mark.work >> 56 == 0:  # LEAVE; after a wait that gave up there may be no claim of it, only READY
+            if mark.event == PLACED:
+                die = mark.work
+            elif mark.work >> 56 == 0:  # LEAVE; after a wait that gave up there may be no claim of it, only READY
                 left = mark.ticks if left is None else left
             elif mark.event == READY:
                 ready[i][mark.work].append(mark.ticks)
@@ -336,7 +341,7 @@ def _decode_wg(wg: int, rows: list[list[_Mark]], full: bool, zero: int, rate: fl
         spans.append(Span(name, chunk, row_idx, part, (claim.ticks - zero) / rate, seconds(t_ready), seconds(t_done)))
     lost += sum(len(ticks) for of_event in (*ready, done) for ticks in of_event.values())
     open_spans = any(span.t_done is None for span in spans)
-    return WgTrace(wg, tuple(spans), seconds(left), full and (left is None or open_spans), lost)
+    return WgTrace(wg, tuple(spans), seconds(left), full and (left is None or open_spans), lost, die)
 
 
 def _shift(rank: RankTrace, by: float) -> RankTrace:

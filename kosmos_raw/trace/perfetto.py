@@ -61,7 +61,8 @@ def _names(rank: RankTrace) -> list[dict[str, Any]]:
     ]
     for wg in rank.wgs:
         ids = _ids(rank.rank, wg.wg)
-        out.append(meta("thread_name", ids, {"name": f"WG {wg.wg}"}))
+        die = "" if wg.die is None else f", die {wg.die}"
+        out.append(meta("thread_name", ids, {"name": f"WG {wg.wg}{die}"}))
         out.append(meta("thread_sort_index", ids, {"sort_index": wg.wg}))
     return out
 

@@ -110,7 +110,7 @@ def _draw_ranks(
         for wg in rank.wgs:
             picture.add(wg, y, start, scale, font / 72 / inches)
             ticks.append(y + 0.5)
-            names.append(str(wg.wg))
+            names.append(str(wg.wg) if wg.die is None else f"{wg.wg} / {wg.die}")
             y += 1
         middle = (first + y) / 2
         put = axes.get_yaxis_transform()
@@ -122,7 +122,8 @@ def _draw_ranks(
         axes.text(1.005, middle, said, transform=put, ha="left", va="center", fontsize=8, family="DejaVu Sans Mono")
         y += gap
     picture.draw(axes, inches, font)
-    for x, heading, side in ((-0.003, "WG", "right"), (1.005, "  build   move   wait  %", "left")):
+    wg_heading = "WG" if all(wg.die is None for rank in ranks for wg in rank.wgs) else "WG / die"
+    for x, heading, side in ((-0.003, wg_heading, "right"), (1.005, "  build   move   wait  %", "left")):
         axes.text(
             x, 1.0, heading, transform=axes.transAxes, ha=side, va="bottom", fontsize=8, family="DejaVu Sans Mono",
             color="#404040",

@@ -32,9 +32,18 @@ class AgGemmRanks:
     """Operands are small integers, so that every sum is exact in FP32 and its bf16 rounding is known to the bit."""
 
     def __init__(
-        self, rows: list[int], n: int, k: int, wgs: int, seed: int = 0, policy: str = "one_way", limit_s: int = 60
+        self,
+        rows: list[int],
+        n: int,
+        k: int,
+        wgs: int,
+        seed: int = 0,
+        policy: str = "one_way",
+        limit_s: int = 60,
+        queues: int = 1,
+        trace_events: int = 0,
     ) -> None:
-        self.plan = plan_ag_gemm(rows, n, k, Grid((TILE,), wgs), policy=policy)
+        self.plan = plan_ag_gemm(rows, n, k, Grid((TILE,), wgs), policy=policy, queues=queues)
         self.rng = np.random.default_rng(seed)
         self.ranks = len(rows)
         p = self.plan
@@ -47,6 +56,7 @@ class AgGemmRanks:
         self.b = [np.zeros((n, k), BF16) for _ in every]
         self.gathered = [np.zeros((p.m, k), BF16) for _ in every]
         self.c = [np.zeros((p.m + 1, p.padded_n), BF16) for _ in every]  # a row of guard behind
+        self.trace = [np.zeros((wgs, trace_events, 2), np.uint64) for _ in every]
         self.params = [self._params(r, limit_s) for r in every]
         self.epoch = 0
 
@@ -57,6 +67,8 @@ class AgGemmRanks:
         g["abort"], g["host_abort"] = address(self.words[rank]), address(self.words[rank]) + 4
         g["record"], g["limit_ticks"] = address(self.record[rank]), limit_s * CLOCK
         g["rank"], g["ranks"], g["wgs"] = rank, self.ranks, plan.workgroups
+        g["trace_events"] = events = self.trace[rank].shape[1]
+        g["trace"] = address(self.trace[rank]) if events else 0
         p["counters"]["sets"], p["counters"]["per_set"] = address(self.counters[rank]), plan.counter_words
         p["counters"]["to_clear"] = plan.counter_words
         p["shard_of"][0, : self.ranks] = [address(s) for s in self.shards]
@@ -65,6 +77,7 @@ class AgGemmRanks:
         p["m"]["tile_m"], p["m"]["tile_rows_max"] = plan.tile.m, plan.tile_rows_max
         p["N"], p["K"], p["ldc"], p["tile_n"] = plan.n, plan.padded_k, plan.padded_n, plan.tile.n
         p["movers"], p["policy"] = plan.crew.movers, POLICIES.index(plan.crew.policy)
+        p["queues"] = plan.queues
         assert plan.first[MAX_RANKS] == plan.m
         return p
 

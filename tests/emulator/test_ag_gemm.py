@@ -13,8 +13,9 @@ import pytest
 from kosmos_raw import emulator
 from kosmos_raw.build import gfx950
 from kosmos_raw.emulator import Options
+from kosmos_raw.trace.events import decode_rank
 
-from .ranks import AgGemmRanks, ag_gemm_module
+from .ranks import CLOCK, AgGemmRanks, ag_gemm_module
 
 pytestmark = [pytest.mark.emulated, pytest.mark.skipif(gfx950.missing() is not None, reason=str(gfx950.missing()))]
 
@@ -73,6 +74,40 @@ def test_ragged_rows_and_other_counts_of_ranks(module, rows, policy):
     ranks = AgGemmRanks(rows, 264, 72, 3, seed=len(rows), policy=policy)
     for caches in ("none", "xcd"):
         ranks.run(module, Options(caches=caches, seed=5, preempt=5, late_memory=LATE, late_by_chance=True))
+
+
+QUEUE_OF_COLUMN = [next(q for q in range(4) if column < 5 * (q + 1) // 4) for column in range(5)]
+
+
+@pytest.mark.parametrize("policy", ["one_way", "two_way"])
+def test_a_queue_for_each_die(module, policy):
+    """A WG takes another die's columns only when its own are all claimed; whichever ids dies get, every tile is built
+    once, exactly."""
+    ranks = AgGemmRanks([256, 300, 0], 1280, 64, 10, policy=policy, queues=4, trace_events=64)
+    dies, own, early = set(), 0, 0
+    tiles = (1 + 2) * ranks.plan.columns
+    for seed in range(6):
+        for trace in ranks.trace:
+            trace[:] = 0
+        ranks.run(module, Options(seed=seed, preempt=3 * (seed > 0), caches="xcd" if seed % 2 else "none"))
+        for rank in range(3):
+            wgs = decode_rank(ranks.trace[rank], CLOCK).wgs
+            dies.add((rank, tuple(wg.die for wg in wgs)))
+            taken = [(s, wg.die % 4, QUEUE_OF_COLUMN[s.part]) for wg in wgs for s in wg.spans if s.kind == "tile"]
+            places = [(s.chunk, s.row, s.part) for s, _, _ in taken]
+            assert len(places) == len(set(places)) == tiles
+            last_claim = {queue: max(s.t_claimed for s, _, q in taken if q == queue) for queue in range(4)}
+            for span, home, queue in taken:
+                own += home == queue
+                early += home != queue and span.t_claimed < last_claim[home]
+    assert early <= 3  # a claim is marked a moment after it is made
+    assert len(dies) > 6 and own > 3 * 6 * tiles // 2
+
+
+def test_dies_are_dealt_in_turn_without_a_seed(module):
+    ranks = AgGemmRanks([256], 512, 64, 10, trace_events=8)
+    ranks.run(module)
+    assert [wg.die for wg in decode_rank(ranks.trace[0], CLOCK).wgs] == [n % 8 for n in range(10)]
 
 
 def test_a_missing_rank_makes_the_others_leave(module):

@@ -133,6 +133,31 @@ struct ComparesUnsigned : AgGemmSchedule {
   }
 };
 
+// Who finds its die's queue empty looks into all others.
+struct KeepsToItsQueue : AgGemmSchedule {
+  using AgGemmSchedule::AgGemmSchedule;
+  Work next_work() {
+    if (aborted(p.g)) return {};
+    if (mover)
+      if (const Work w = next_pull(); w.kind != LEAVE) return w;
+    mover = false;
+    const u32 own = target::die() % p.queues;
+    for (u32 i; (i = target::add(head(own), 1, DEVICE_SCOPE)) < tiles_in(own);)
+      if (const Work w = tile_at(own, i); w.kind != LEAVE) return w;
+    return last_work();
+  }
+};
+
+// Queues share no column: a tile is built once.
+struct QueuesOverlap : AgGemmSchedule {
+  using AgGemmSchedule::AgGemmSchedule;
+  Work next_work() {
+    Work w = AgGemmSchedule::next_work();
+    if (w.kind == TILE && w.part && w.part == first_column(queue())) w.part--;
+    return w;
+  }
+};
+
 // What movers pull from goes round all peers: one that keeps to its first peer leaves the others' rows where they are.
 struct ForgetsPeers : AgGemmSchedule {
   using AgGemmSchedule::AgGemmSchedule;

@@ -3,7 +3,7 @@
   X(NO_READS_DONE_WAIT) X(NO_SLICES_LANDED_WAIT) X(ALL_ARE_MOVERS) X(NONE_IS_MOVER) X(COUNTS_BEFORE_RELEASE)           \
   X(FIRST_PULL_REPORTS_READS) X(ONE_SLICE_TOO_FEW) X(ONE_SLICE_TOO_MANY) X(DRAINS_EMPTY_SHARDS) X(NEVER_DRAINS)        \
   X(ANNOUNCES_LATE) X(ANNOUNCES_EPOCH_FIRST) X(ONE_FINGERPRINT) X(BUILDS_BEFORE_IT_MOVES) X(COMPARES_UNSIGNED)         \
-  X(FORGETS_PEERS) X(POLLS_IN_DEVICE_SCOPE) X(BUILDS_UNREADY) X(STORES_BESIDE)
+  X(FORGETS_PEERS) X(POLLS_IN_DEVICE_SCOPE) X(BUILDS_UNREADY) X(KEEPS_TO_ITS_QUEUE) X(QUEUES_OVERLAP) X(STORES_BESIDE)
 #include "gathered.h"
 #include "ag_gemm_mutants.h"
 
@@ -33,6 +33,8 @@ struct Mutant : Gathered<TN> {
       case ANNOUNCES_LATE: return with<AnnouncesLate<AgGemmSchedule>>(me, box, decides);
       case ANNOUNCES_EPOCH_FIRST: return with<AnnouncesEpochFirst>(me, box, decides);
       case BUILDS_BEFORE_IT_MOVES: return with<BuildsBeforeItMoves>(me, box, decides);
+      case KEEPS_TO_ITS_QUEUE: return with<KeepsToItsQueue>(me, box, decides);
+      case QUEUES_OVERLAP: return with<QueuesOverlap>(me, box, decides);
       case BUILDS_UNREADY: return with<BuildsUnready<AgGemmSchedule>>(me, box, decides);
       case COMPARES_UNSIGNED: return with<ComparesUnsigned>(me, box, decides);
       case FORGETS_PEERS: return with<ForgetsPeers>(me, box, decides);

@@ -28,7 +28,7 @@ static int by_time(const void* a, const void* b) {
 static void print_log() {
   for (u32 q = 0; q < H.s.ranks; q++) log_launch(q, *H.ranks[q].launch);
   qsort(lines.at, lines.size, sizeof(Line), by_time);
-  const char *events[] = {"claimed", "ready", "done"}, *kinds[] = {"leave", "pull", "tile", "drain", "poison", "reduce", "sum"};
+  const char *events[] = {"claimed", "ready", "done", "placed"}, *kinds[] = {"leave", "pull", "tile", "drain", "poison", "reduce", "sum"};
   for (u32 i = 0; i < lines.size; i++) {
     const Line& l = lines.at[i];
     printf("%8llu  launch %u  rank %u wg %u  %-7s %-6s", l.time, l.launch, l.rank, l.wg, events[l.event >> 60],
