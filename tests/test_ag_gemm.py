@@ -136,7 +136,7 @@ def test_arena_arrays():
 
 def test_trace_has_the_roles():
     for events in kr.launch(programs.traced, ranks=2, mode="threads", workgroups=3):
-        kinds = events[:, :, 1] >> 56 & 15
+        kinds = events[:, :, 1] >> 56 & 63
         assert events.shape == (3, 256, 2) and (events[:, 0, 0] > 0).all()
         assert set(np.unique(kinds)) == {0, 1, 2, 3}  # leave (and unused rows), pull, tile, drain
 

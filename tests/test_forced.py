@@ -13,6 +13,8 @@ from .forced.forced import OPS, Setup, amiss, play, right
 
 # Histories of each right setup, by ranks.
 HISTORIES = {1: 200, 2: 1000, 3: 1200, 8: 100}
+# A history of moe_forward is ten of the others: a sample. Soak: python tests/forced/forced.py moe_forward --histories 20000
+SAMPLE = {1: 60, 2: 150, 3: 250, 8: 20}
 HISTORIES_AMISS = {2: 300, 3: 300, 8: 60}
 
 FORMS = pytest.mark.parametrize("run_ahead", [False, True], ids=["serial", "ahead"])
@@ -21,16 +23,20 @@ RIGHT = [(op, name) for op in OPS for name in right(op)]
 AMISS = [(op, name) for op in OPS for name in amiss(op)]
 
 
+def histories(setup: Setup) -> int:
+    return (SAMPLE if setup.op == "moe_forward" else HISTORIES)[setup.ranks]
+
+
 @EACH_OP
-def test_right_setups_are_20000_histories(op: str) -> None:
-    assert sum(HISTORIES[setup.ranks] for setup in right(op).values()) >= 20_000
+def test_right_setups_are_many_histories(op: str) -> None:
+    assert sum(map(histories, right(op).values())) >= (3_000 if op == "moe_forward" else 20_000)
 
 
 @pytest.mark.parametrize(("op", "name"), RIGHT)
 def test_right_setup(op: str, name: str) -> None:
     setup = right(op)[name]
-    result = play(setup, HISTORIES[setup.ranks])
-    assert result.histories == HISTORIES[setup.ranks]
+    result = play(setup, histories(setup))
+    assert result.histories == histories(setup)
     assert result.bad == 0, result
 
 
@@ -135,9 +141,61 @@ MUTATIONS = {
         ("STORES_BESIDE", "WRONG_VALUE OUTSIDE", {}),
         *COMMON[:-1],
     ],
+    "moe_forward": [
+        ("NO_RELEASE", "RACE OUTSIDE", {}),
+        ("NO_ACQUIRE", "RACE OUTSIDE", {}),
+        ("NOT_CLEARED", "DEADLOCK CRASH", {}),
+        ("CLEARS_BY_THIS_SHAPE", "WRONG_VALUE RACE", {}),
+        ("ONE_COUNTER_SET", "DEADLOCK", {}),
+        ("SAME_FINGERPRINT", "WRONG_VALUE WRONG_END", {"kind": "OTHER_CALL"}),
+        ("PLANS_WITHOUT_COUNTS", "RACE DEADLOCK", {}),  # ranks disagree on where rows lie
+        ("ONE_COUNTS_BUFFER", "RACE DEADLOCK", {}),  # a peer's next counts overwrite those that are still read
+        ("SAYS_NOTHING_OF_NOTHING", "DEADLOCK", {}),
+        ("COMPARES_EQUAL", "DEADLOCK", {}),  # a peer may be a launch ahead
+        ("TOPK_BEFORE_LOGITS", "WRONG_VALUE RACE", {}),
+        ("SCAN_BEFORE_TOPK", "RACE OUTSIDE", {}),
+        ("PUSH_BEFORE_SORT", "WRONG_VALUE RACE", {}),
+        ("PASSES_THE_GATE", "OUTSIDE DEADLOCK", {}),
+        ("SORTS_BACKWARDS", "WRONG_VALUE", {}),
+        ("GEMM1_BEFORE_ROWS", "WRONG_VALUE RACE", {}),
+        ("LEAVES_PADDING", "WRONG_VALUE", {}),
+        ("PUSH_WITHOUT_CREDIT", "WRONG_VALUE RACE", {}),
+        ("CREDITS_FIRST_COLUMN", "WRONG_VALUE RACE", {}),
+        ("CREDITS_OLD_SOURCES", "DEADLOCK", {}),
+        ("CREDITS_BY_ONE_WORD", "WRONG_VALUE DEADLOCK", {}),
+        ("GEMM1_BEFORE_ITS_SLOT", "WRONG_VALUE RACE", {}),
+        ("GEMM2_BEFORE_GEMM1", "WRONG_VALUE RACE", {}),
+        ("GEMM2_BEFORE_ITS_SLOT", "WRONG_VALUE RACE", {}),
+        ("SEND_BEFORE_GEMM2", "WRONG_VALUE RACE", {}),
+        ("SENDS_AFTER_ONE_COLUMN", "WRONG_VALUE RACE", {}),
+        ("ALL_GEMM1_FIRST", "DEADLOCK", {}),
+        ("TILES_BEFORE_MOVES", "DEADLOCK", {}),
+        ("TILES_BEFORE_SENDS", "DEADLOCK", {}),
+        ("LEAVES_BEFORE_MOVES", "DEADLOCK", {}),
+        ("FOLDS_BEFORE_SENDS", "DEADLOCK", {}),
+        ("CREW_WAITS_FOR_SENDS", "DEADLOCK", {}),
+        ("CREW_WAITS_FOR_CREDIT", "DEADLOCK", {}),
+        ("X_RING_TOO_SHORT", "DEADLOCK", {}),  # each by one tile row: the bounds are tight
+        ("H_RING_TOO_SHORT", "DEADLOCK", {}),
+        ("Y_RING_TOO_SHORT", "DEADLOCK", {}),
+        ("FOLD_BEFORE_ROWS", "WRONG_VALUE RACE", {}),
+        ("LANDS_EARLY", "WRONG_VALUE RACE", {}),
+        ("SHARED2_BEFORE_SHARED1", "WRONG_VALUE RACE", {}),
+        ("FOLD_BEFORE_SHARED", "WRONG_VALUE RACE", {}),
+        ("PULL_BEFORE_SORT", "WRONG_VALUE RACE", {}),
+        ("PULL_BEFORE_ITS_SLOT", "WRONG_VALUE RACE", {}),
+        ("NOBODY_BUILDS", "DEADLOCK", {}),
+        ("FOLDS_BACKWARDS", "WRONG_VALUE", {}),
+        ("STORES_BESIDE", "WRONG_VALUE OUTSIDE", {}),  # the tests' own guards
+    ],
 }
-# No word whose place depends on the shape decides anything there.
-WITHOUT_EFFECT = {"bulk_ag": {"CLEARS_BY_THIS_SHAPE"}, "bulk_rs": {"CLEARS_BY_THIS_SHAPE"}}
+# No word whose place depends on the shape decides anything in the bulk operators. In moe_forward the counts are the start
+# signal: whoever has them knows that their rank has begun.
+WITHOUT_EFFECT = {
+    "bulk_ag": {"CLEARS_BY_THIS_SHAPE"},
+    "bulk_rs": {"CLEARS_BY_THIS_SHAPE"},
+    "moe_forward": {"NO_START_WAIT"},
+}
 EACH_MUTATION = [
     pytest.param(op, mutation, shows, {"run_ahead": run_ahead, **setup}, id=f"{op}-{mutation}-{form}")
     for op in OPS
@@ -147,11 +205,21 @@ EACH_MUTATION = [
 ]
 
 
+def until_all_show(setup: Setup, shows: str, most: int) -> None:
+    """Plays until each symptom of `shows` has been seen: what is broken may run wild, and then takes long."""
+    missing, first, more = set(shows.split()), 0, 4
+    while missing and first < most:
+        result = play(setup, more, first)
+        missing -= {symptom for symptom, n in result.symptoms.items() if n}
+        first, more = first + more, 2 * more
+    if missing:
+        raise AssertionError(f"{missing} did not show in {first} histories of {setup}; at last: {result}")
+
+
 @pytest.mark.parametrize(("op", "mutation", "shows", "setup"), EACH_MUTATION)
 def test_mutation_is_noticed(op: str, mutation: str, shows: str, setup: dict) -> None:
-    histories = setup.pop("histories", 200)
-    result = play(Setup(op, mutation=mutation, **setup), histories)
-    assert all(result.symptoms[symptom] for symptom in shows.split()), result
+    most = setup.pop("histories", 200)
+    until_all_show(Setup(op, mutation=mutation, **setup), shows, most)
 
 
 @EACH_OP
@@ -200,11 +268,36 @@ FENCES = {
         "bulk_rs.h reads_end acquire device": "RACE",
         "bulk_rs.h reads_end release system": "RACE",
     },
+    "moe_forward": {
+        "group.h announce_start release system": "DEADLOCK WRONG_END",
+        "group.h wait_started acquire system": "DEADLOCK WRONG_END",
+        "moe_forward.h acquire_inputs acquire device": "RACE OUTSIDE",
+        "moe_forward.h acquire_inputs acquire system": "WRONG_VALUE RACE",
+        "moe_forward.h before_plan acquire device": "RACE OUTSIDE",
+        "moe_forward.h count release device": "RACE OUTSIDE",
+        "moe_forward.h counts_are_out release system": "WRONG_VALUE RACE",
+        "moe_forward.h finish release device": "WRONG_VALUE RACE",
+        "moe_forward.h finish release system": "WRONG_VALUE RACE",
+        "moe_forward.h list_is_complete acquire device": "WRONG_VALUE RACE",
+        "moe_forward.h list_is_complete release system": "WRONG_VALUE RACE",
+        "moe_forward.h row_is_out release system": "WRONG_VALUE RACE",
+        "moe_forward.h rows_are_out acquire device": "WRONG_VALUE RACE",
+        "moe_forward.h rows_are_out release system": "WRONG_VALUE RACE",
+        "moe_forward.h slot_is_free acquire device": "RACE",
+        "moe_forward.h slot_is_free release system": "RACE",
+    },
     "gemm_rs": {
         "group.h announce_start release system": "RACE",
         "group.h wait_started acquire system": "RACE",
         "gemm_rs.h band_is_made acquire system": "RACE",
     },
+}
+# In system scope for the sake of caches, of which this model knows nothing; tests/emulator does.
+WIDE_FOR_CACHES = {"moe_forward.h row_is_out release system"}
+# moe_forward's start signal carries nothing but the fingerprint: without its fence right calls are taken for others.
+NARROW = {
+    "group.h announce_start release system": "DEADLOCK WRONG_END",
+    "group.h wait_started acquire system": "DEADLOCK WRONG_END",
 }
 TWO_WAY_FENCES = {"gather.h landed acquire device", "gemm_rs.h band_is_made acquire system"}  # of that policy alone
 EACH_FENCE = [(op, fence) for op in OPS for fence in FENCES[op]]
@@ -220,22 +313,28 @@ def test_all_fences_are_known(op: str) -> None:
 @FORMS
 @pytest.mark.parametrize(("op", "fence"), EACH_FENCE)
 def test_without_one_fence(op: str, fence: str, run_ahead: bool) -> None:
-    policy, histories = ("two_way", 1000) if fence in TWO_WAY_FENCES else ("one_way", 300)
-    result = play(Setup(op, policy=policy, run_ahead=run_ahead, without_fence=fence), histories)
-    for symptom in FENCES[op][fence].split():
-        assert result.symptoms[symptom], result
-    if not FENCES[op][fence]:
+    policy, most = ("two_way", 1000) if fence in TWO_WAY_FENCES else ("one_way", 300)
+    setup = Setup(op, policy=policy, run_ahead=run_ahead, without_fence=fence)
+    shows = FENCES[op][fence]
+    until_all_show(setup, shows, most)
+    if shows not in ("", "RACE"):
+        return
+    result = play(setup, most)
+    if not shows:
         assert result.bad == 0, f"now it is noticed: {result}"
-    if FENCES[op][fence] == "RACE":
+    if shows == "RACE":
         assert result.symptoms["WRONG_VALUE"] == 0, f"now a value shows it: {result}"
 
 
 @pytest.mark.parametrize(("op", "fence"), [(op, fence) for op, fence in EACH_FENCE if fence.endswith("system")])
 def test_device_scope_is_too_narrow(op: str, fence: str) -> None:
     """A fence between ranks that orders for its own device only."""
-    policy, histories = ("two_way", 1000) if fence in TWO_WAY_FENCES else ("one_way", 150)
-    result = play(Setup(op, policy=policy, narrow_fence=fence), histories)
-    assert result.symptoms["RACE"], result
+    policy, most = ("two_way", 1000) if fence in TWO_WAY_FENCES else ("one_way", 150)
+    setup = Setup(op, policy=policy, narrow_fence=fence)
+    if fence in WIDE_FOR_CACHES:
+        assert play(setup, most).bad == 0
+    else:
+        until_all_show(setup, NARROW.get(fence, "RACE") if op == "moe_forward" else "RACE", most)
 
 
 @EACH_OP

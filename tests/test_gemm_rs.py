@@ -262,5 +262,5 @@ def _traced(comm):
 
 def test_trace_has_the_roles():
     for events in kr.launch(_traced, ranks=2, mode="threads", workgroups=3):
-        kinds = {params.KINDS[k] for k in np.unique(events[:, :, 1] >> 56 & 15)}
+        kinds = {params.KINDS[k] for k in np.unique(events[:, :, 1] >> 56 & 63)}
         assert kinds == {"leave", "tile", "poison", "reduce"}

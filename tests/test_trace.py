@@ -32,7 +32,7 @@ def raw(rows: list[list[Mark]], trace_events: int) -> np.ndarray:
     out = np.zeros((len(rows), trace_events, 2), np.uint64)
     for i, row in enumerate(rows):
         for n, (ticks, event, (kind, chunk, row_idx, part)) in enumerate(row[:trace_events]):
-            out[i, n] = ticks, event << 60 | kind << 56 | chunk << 48 | row_idx << 24 | part
+            out[i, n] = ticks, event << 62 | kind << 56 | chunk << 48 | row_idx << 24 | part
     return out
 
 

@@ -29,15 +29,28 @@ struct TileResult {
   u32 ldc;  // elements: a multiple of 8 below 2^21, and at least the columns rounded up to 8: all of those are written
 };
 
-// An operator Op offers LAYOUT (TN if it does not), ELEMENT (BF16 if it does not), operands(p, w) -> TileOperands, and store, which every target can use:
+// What is handed over of a tile: by store or result, by store_f32, or by store_gated.
+enum Epilogue : u32 { ROWS, SUMS, GATED_SUMS };
+
+// An operator Op offers LAYOUT (TN if it does not), ELEMENT (BF16 if it does not), operands(p, w) -> TileOperands, and store,
+// which every target can use:
 //   store(p, w, row, column, four)       four columns of a row of the tile, as BF16; column is a multiple of 4
 // Optional, and taken by targets that know them instead of it, the first before the second:
 //   result(p, w) -> TileResult           where store would put all of them
 //   store_f32(p, w, row, column, four)   the same four as float (&)[4], not rounded yet
+// An operator whose tiles differ says which it is, epilogue(w) -> Epilogue. GATED_SUMS: B holds rows of two matrices that
+// alternate in blocks of target::GATED, and their sums meet in store_gated(p, w, row, column, gate, up), four of each, where
+// column is that of one matrix alone.
 // With THROUGH = true (optional), what result tells of is stored past every cache. NaNs that are handed over are quiet.
 template <class Op> DEVICE constexpr bool through() {
   if constexpr (requires { Op::THROUGH; }) return Op::THROUGH;
   else return false;
+}
+template <class Op, class Work> DEVICE constexpr Epilogue epilogue(const Work& w) {
+  if constexpr (requires { Op::epilogue(w); }) return Op::epilogue(w);
+  else if constexpr (requires(const typename Op::Params& p, const float (&four)[4]) { Op::store_f32(p, w, 0, 0, four); })
+    return SUMS;
+  else return ROWS;
 }
 template <class Op> DEVICE constexpr Layout layout() {
   if constexpr (requires { Op::LAYOUT; }) return Op::LAYOUT;

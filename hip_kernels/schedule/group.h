@@ -2,7 +2,12 @@
 #pragma once
 #include "../target/target.h"
 
-enum Kind : u32 { LEAVE, PULL, TILE, DRAIN, POISON, REDUCE, SUM };
+// What a WG does next. Output tiles of a GEMM come last: is_tile tells them from the rest.
+enum Kind : u32 {
+  LEAVE, PULL, DRAIN, POISON, REDUCE, SUM, TOPK, SCAN, PLAN, SORT, GATE, PUSH, SEND, FOLD,
+  TILE, ROUTE, SHARED1, SHARED2, GEMM1, GEMM2,
+};
+DEVICE constexpr bool is_tile(Kind k) { return k >= TILE; }
 
 // How the WGs of a kernel divide moving and building (paper Table 2). Chosen at launch.
 enum Policy : u32 {

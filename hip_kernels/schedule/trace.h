@@ -15,6 +15,6 @@ struct Trace {
     if (!g.trace || n == g.trace_events) return;
     u64* to = g.trace + ((u64)row * g.trace_events + n++) * 2;
     to[0] = target::ticks();
-    to[1] = (u64)e << 60 | (u64)w.kind << 56 | (u64)w.chunk << 48 | (u64)w.row << 24 | w.part;
+    to[1] = (u64)e << 62 | (u64)w.kind << 56 | (u64)w.chunk << 48 | (u64)w.row << 24 | w.part;
   }
 };

@@ -8,7 +8,7 @@
 namespace target {
 inline u32 lane() { return 0; }
 inline u32 lanes() { return 1; }
-constexpr u32 COPY_BATCH = 8, DIES = 8;
+constexpr u32 COPY_BATCH = 8, DIES = 8, GATED = 4;
 inline u32 wg() { return W.me->wg; }
 inline u32 die() { return W.me->wg % DIES; }
 inline void barrier() {}
@@ -112,4 +112,7 @@ inline void pause() {
   f.watches_all = false;
 }
 inline u64 ticks() { return W.time; }  // virtual: steps, and what a test adds
+
+inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline float sqrt(float x) { return __builtin_sqrtf(x); }
 }  // namespace target

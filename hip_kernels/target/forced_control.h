@@ -1,10 +1,12 @@
 // Who runs next. One fiber runs at a time; at every signal, claim, wait and fence, and in some histories at data accesses
 // too, the controller may go on with another one, or let a buffered store become visible. All of it follows from the seed.
 #pragma once
+#include <signal.h>
+
 #include "forced_memory.h"
 
 namespace target {
-constexpr u64 MAX_STEPS = 4'000'000;  // of one history; right ones take a hundredth
+constexpr u64 MAX_STEPS = 1'000'000;  // of one history; right ones take a twentieth
 
 enum Ending : u32 { ENDED, DEADLOCKED, TOO_LONG };
 
@@ -88,9 +90,32 @@ inline void go_on(Fiber& f) {
   switch_stack(W.controller, f.stack);
 }
 
+inline void give_up_history(Symptom s, const char* why) {
+  symptom(s, "rank %u wg %u: %s", W.me->rank, W.me->wg, why);
+  W.over = true;
+  back_to_controller();
+}
+inline void on_fault(int number) { give_up_history(CRASH, number == SIGFPE ? "division by zero" : "wild access"); }
+// While fibers run, a fault ends the history and not the process.
+struct Faults {
+  static constexpr int NUMBERS[] = {SIGFPE, SIGSEGV, SIGBUS};
+  struct sigaction before[3];
+  Faults() {
+    struct sigaction now = {};
+    now.sa_handler = on_fault;
+    now.sa_flags = SA_NODEFER;  // the handler never returns
+    for (u32 i = 0; i < 3; i++) sigaction(NUMBERS[i], &now, &before[i]);
+  }
+  ~Faults() {
+    for (u32 i = 0; i < 3; i++) sigaction(NUMBERS[i], &before[i], nullptr);
+  }
+};
+
 // Runs all fibers to their ends.
 inline Ending interleave() {
+  const Faults faults;
   while (W.alive) {
+    if (W.over) return ENDED;
     if (++W.steps > MAX_STEPS) return TOO_LONG;
     if (W.random.below(W.visible_one_in) == 0) show_something();
     if (Fiber* f = pick()) go_on(*f);
@@ -116,7 +141,8 @@ inline void begin_history(u64 seed) {
   W.num_fibers = W.alive = W.num_data = W.num_signals = W.num_blind = 0;
   W.time = W.changes = 1;
   W.absent = 0;
-  W.steps = W.digest = 0;
+  W.steps = W.digest = W.accesses = 0;
+  W.over = false;
   W.message[0] = 0;
   W.on_idle = nothing_more;
   W.now++;  // whatever is in the tables came before

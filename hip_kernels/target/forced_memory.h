@@ -16,7 +16,11 @@ inline bool before(u32 fiber, u32 when, const Fiber& f) { return fiber == f.id |
 
 // --- data ---
 
+// Of each symptom the first is described; a broken protocol shows millions.
+inline bool known_already(Symptom s) { return W.symptoms[s] && W.symptoms[s]++; }
+
 inline void race(const char* what, const u64* p, const char* who, u32 other) {
+  if (known_already(RACE)) return;
   const Name name(p);
   symptom(RACE, "race: %s of %s by rank %u wg %u, not ordered after %s by rank %u wg %u", what, name.text, W.me->rank,
           W.me->wg, who, W.fibers[other].rank, W.fibers[other].wg);
@@ -25,6 +29,7 @@ inline void race(const char* what, const u64* p, const char* who, u32 other) {
 inline DataWord* data_word(const u64* p) {
   const u64 i = p - W.data;
   if (p >= W.data && i < W.num_data && W.data_words[i].usable) return &W.data_words[i];
+  if (known_already(OUTSIDE)) return nullptr;
   const Name name(p);
   symptom(OUTSIDE, "rank %u wg %u touches %s, outside every buffer of its launch", W.me->rank, W.me->wg, name.text);
   return nullptr;
@@ -50,7 +55,15 @@ inline void show_data(Fiber& f, u32 i) {
   if (d.buffered == f.id + 1) d.buffered = 0;
 }
 
+// Counts of a broken protocol are anything, and so are loops over them.
+constexpr u64 MAX_ACCESSES = 400'000;  // of one history; right ones take a tenth
+void give_up_history(Symptom s, const char* why);
+inline void count_access() {
+  if (++W.accesses > MAX_ACCESSES) give_up_history(ENDLESS, "a loop without end");
+}
+
 inline u64 read_word(const u64* p) {
+  count_access();
   DataWord* d = data_word(p);
   Fiber& f = *W.me;
   if (!d) return 0;
@@ -62,6 +75,7 @@ inline u64 read_word(const u64* p) {
 }
 
 inline void write_word(u64* p, u64 v, bool through = false) {
+  count_access();
   DataWord* d = data_word(p);
   Fiber& f = *W.me;
   if (!d) return;

@@ -48,7 +48,7 @@ template <class Op> void work_behind(const typename Op::Params& p, Box& box) {
     const Work w = box.work;
     hand_over(box, box.taken, n);
     if (w.kind == LEAVE) return;
-    if (w.kind == TILE) gemm_tile<Op>(p, w);
+    if (is_tile(w.kind)) gemm_tile<Op>(p, w);
     else Op::move(schedule, w);
     schedule.finish(w);
     trace.mark(p.g, DONE, w);

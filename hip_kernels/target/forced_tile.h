@@ -25,14 +25,33 @@ template <class Op> void gemm_tile(const typename Op::Params& p, const Work& w) 
   Lines a, b;
   read_lines(a, t.a, A_BY_K ? t.K : t.rows, A_BY_K ? t.rows : t.K, t.lda);
   read_lines(b, t.b, B_BY_K ? t.K : t.cols, B_BY_K ? t.cols : t.K, t.ldb);
+  struct Four {
+    float at[4] = {};
+  };
+  const auto sums = [&](u32 r, u32 c) {
+    Four sum;
+    for (u32 j = 0; j < 4 && c + j < t.cols; j++)
+      for (u32 k = 0; k < t.K; k++)
+        sum.at[j] += (A_BY_K ? a.at[k][r] : a.at[r][k]) * (B_BY_K ? b.at[k][c + j] : b.at[c + j][k]);
+    return sum;
+  };
+  const Epilogue how = epilogue<Op>(w);
   for (u32 r = 0; r < t.rows; r++)
     for (u32 c = 0; c < t.cols; c += 4) {
-      float sum[4] = {};
-      for (u32 j = 0; j < 4 && c + j < t.cols; j++)
-        for (u32 k = 0; k < t.K; k++)
-          sum[j] += (A_BY_K ? a.at[k][r] : a.at[r][k]) * (B_BY_K ? b.at[k][c + j] : b.at[c + j][k]);
-      if constexpr (requires { Op::store_f32(p, w, r, c, sum); }) Op::store_f32(p, w, r, c, sum);
-      else Op::store(p, w, r, c, pack_bf16(sum[0], sum[1], sum[2], sum[3]));
+      const Four sum = sums(r, c);
+      if constexpr (requires { Op::store_gated(p, w, r, c, sum.at, sum.at); })
+        if (how == GATED_SUMS) {
+          const u32 block = c / (2 * GATED) * GATED, in = c % (2 * GATED);
+          if (in < GATED) Op::store_gated(p, w, r, block + in, sum.at, sums(r, c + GATED).at);
+          continue;
+        }
+      if constexpr (requires { Op::store_f32(p, w, r, c, sum.at); })
+        if (how == SUMS) {
+          Op::store_f32(p, w, r, c, sum.at);
+          continue;
+        }
+      if constexpr (requires { Op::store(p, w, r, c, 0); })
+        Op::store(p, w, r, c, pack_bf16(sum.at[0], sum.at[1], sum.at[2], sum.at[3]));
     }
 }
 }  // namespace target

@@ -10,7 +10,7 @@
 #include "forced_fiber.h"
 
 namespace target {
-constexpr u32 MAX_FIBERS = 64, MAX_DATA = 1 << 14, MAX_SIGNALS = 1 << 13, MAX_FENCES = 32, MAX_WATCHED = 24, MAX_BLIND = 8;
+constexpr u32 MAX_FIBERS = 64, MAX_DATA = 1 << 16, MAX_SIGNALS = 1 << 15, MAX_FENCES = 32, MAX_WATCHED = 24, MAX_BLIND = 8;
 constexpr Scope SCOPES[] = {DEVICE_SCOPE, SYSTEM_SCOPE};
 
 struct Random {  // xorshift64: a history is its seed
@@ -93,7 +93,7 @@ struct Fence {  // a place in the text
   u64 passed;
 };
 
-#define SYMPTOM_NAMES(X) X(WRONG_VALUE) X(RACE) X(OUTSIDE) X(NARROW_SCOPE) X(DEADLOCK) X(ENDLESS) X(WRONG_END)
+#define SYMPTOM_NAMES(X) X(WRONG_VALUE) X(RACE) X(OUTSIDE) X(NARROW_SCOPE) X(DEADLOCK) X(ENDLESS) X(CRASH) X(WRONG_END)
 #define KOSMOS_ENUM(name) name,
 enum Symptom : u32 { SYMPTOM_NAMES(KOSMOS_ENUM) SYMPTOMS };
 
@@ -108,6 +108,8 @@ struct World {
   Random random;
   u32 now;
   u64 changes, time, steps, digest;
+  u64 accesses;  // of data
+  bool over;     // a broken protocol ran wild: the history ends here
 
   // How this history is played, drawn from its seed.
   u32 burst, burst_most, visible_one_in, fine, fine_left, slow_rank, slow_fiber;

@@ -11,6 +11,7 @@
 #define DEVICE __device__ __attribute__((always_inline))
 
 namespace target {
+constexpr u32 GATED = 16;  // so that one thread has both sums, of every target's matrix instructions
 constexpr u32 WG_THREADS = 512, WAVE = 64;
 constexpr u32 COPY_BATCH = 8;
 static_assert(COPY_BATCH * 16 * WG_THREADS == 64 << 10);  // bytes that a mover has on their way
@@ -100,4 +101,7 @@ struct Converts {
 
 DEVICE inline void pause() { __builtin_amdgcn_s_sleep(1); }               // about 64 cycles
 DEVICE inline u64 ticks() { return __builtin_amdgcn_s_memrealtime(); }    // 100 MHz, one clock for all XCDs of a GPU
+
+DEVICE inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+DEVICE inline float sqrt(float x) { return __builtin_sqrtf(x); }
 }  // namespace target

@@ -6,7 +6,7 @@
 #define DEVICE
 
 namespace target {
-constexpr u32 WG_THREADS = 1, TRACE_ROWS = 1, COPY_BATCH = 8, DIES = 1;
+constexpr u32 WG_THREADS = 1, TRACE_ROWS = 1, COPY_BATCH = 8, DIES = 1, GATED = 16;
 inline thread_local u32 wg_idx = 0;
 inline u32 lane() { return 0; }
 inline u32 lanes() { return 1; }
@@ -64,4 +64,7 @@ inline u64 ticks() {  // nanoseconds
   clock_gettime(CLOCK_MONOTONIC, &t);
   return t.tv_sec * 1000000000ull + t.tv_nsec;
 }
+
+inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline float sqrt(float x) { return __builtin_sqrtf(x); }
 }  // namespace target

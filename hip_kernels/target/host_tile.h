@@ -124,6 +124,23 @@ inline U16x8 narrow(Float8 f) {
   return __builtin_convertvector(((U32x8)nan & 0x7fc0) | (~(U32x8)nan & rounded), U16x8);
 }
 
+template <class Op>
+void hand_over_row(const typename Op::Params& p, const Work& w, u32 row, u32 cols, const float* sums) {
+  const auto four = [&](u32 n) -> const float(&)[4] { return *(const float(*)[4])(sums + n); };
+  const Epilogue how = epilogue<Op>(w);
+  if constexpr (requires { Op::store_gated(p, w, row, 0, four(0), four(0)); })
+    for (u32 n = 0; how == GATED_SUMS && n < cols; n += n % target::GATED == target::GATED - 4 ? target::GATED + 4 : 4)
+      Op::store_gated(p, w, row, n / (2 * target::GATED) * target::GATED + n % target::GATED, four(n), four(n + target::GATED));
+  if constexpr (requires { Op::store_f32(p, w, row, 0, four(0)); })
+    for (u32 n = 0; how == SUMS && n < cols; n += 4) Op::store_f32(p, w, row, n, four(n));
+  if constexpr (requires { Op::store(p, w, row, 0, 0); })
+    for (u32 n = 0; how == ROWS && n < cols; n += 8) {
+      const Vec16 v = __builtin_bit_cast(Vec16, narrow(*(const Float8*)(sums + n)));
+      Op::store(p, w, row, n, v.lo);
+      if (n + 4 < cols) Op::store(p, w, row, n + 4, v.hi);
+    }
+}
+
 template <class Op> void gemm_tile(const typename Op::Params& p, const Work& w) {
   static thread_local Panels s;
   const TileOperands t = Op::operands(p, w);
@@ -138,16 +155,6 @@ template <class Op> void gemm_tile(const typename Op::Params& p, const Work& w) 
     for (u32 n = 0; n < t.cols; n += MICRO_COLS)
       for (u32 r = 0; r < t.rows; r += MICRO_ROWS) micro(&s.c[r][n], s.a[r], s.b[n / MICRO_COLS][0], depth);
   }
-  for (u32 r = 0; r < t.rows; r++)
-    for (u32 n = 0; n < t.cols; n += 8) {
-      if constexpr (requires { Op::store_f32(p, w, r, n, *(const float(*)[4])s.c); }) {
-        Op::store_f32(p, w, r, n, *(const float(*)[4])&s.c[r][n]);
-        if (n + 4 < t.cols) Op::store_f32(p, w, r, n + 4, *(const float(*)[4])&s.c[r][n + 4]);
-      } else {
-        const Vec16 v = __builtin_bit_cast(Vec16, narrow(*(const Float8*)&s.c[r][n]));
-        Op::store(p, w, r, n, v.lo);
-        if (n + 4 < t.cols) Op::store(p, w, r, n + 4, v.hi);
-      }
-    }
+  for (u32 r = 0; r < t.rows; r++) hand_over_row<Op>(p, w, r, t.cols, s.c[r]);
 }
 }  // namespace target

@@ -5,6 +5,7 @@
 #define DEVICE __device__
 
 namespace target {
+constexpr u32 GATED = 16;  // so that one thread has both sums, of every target's matrix instructions
 constexpr u32 WG_THREADS = 384, WORKERS = 256, FIRST_WORKER = WG_THREADS - WORKERS;
 constexpr u32 COPY_BATCH = 16;  // 64 KiB of all workers
 constexpr u32 DIES = 1;
@@ -88,4 +89,7 @@ DEVICE inline u64 ticks() {  // nanoseconds; steps of up to a microsecond
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
   return t;
 }
+
+DEVICE inline float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEVICE inline float sqrt(float x) { return __fsqrt_rn(x); }
 }  // namespace target

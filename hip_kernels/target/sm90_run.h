@@ -83,7 +83,7 @@ INLINE void load(const typename Op::Params& p, const Operands& o, const Slots& s
     const Work w = slots.get(n);
     arrive(slots.empty(n));
     if (w.kind == LEAVE) return;
-    if (w.kind == TILE) {
+    if (is_tile(w.kind)) {
       stores_then_tma();  // movers', of what is loaded now
       load_tile<layout<Op>(), IS_A>(Op::operands(p, w), o, p.tile_n, shared, at, soon);
     } else soon();
@@ -112,7 +112,7 @@ template <class Op, u32 N> INLINE void work(const typename Op::Params& p, const 
     __syncwarp();
     if (speaks) arrive(slots.empty(n));
     if (w.kind == LEAVE) return;
-    if (w.kind == TILE) {
+    if (is_tile(w.kind)) {
       const TileOperands t = Op::operands(p, w);
       if (t.K) {
         float sums[N / 2];

@@ -10,7 +10,10 @@ import numpy as np
 
 MAX_RANKS = 8  # hip_kernels/target/target.h
 
-KINDS = ("leave", "pull", "tile", "drain", "poison", "reduce", "sum")
+KINDS = (
+    *("leave", "pull", "drain", "poison", "reduce", "sum", "topk", "scan", "plan", "sort", "gate", "push", "send", "fold"),
+    *("tile", "route", "shared1", "shared2", "gemm1", "gemm2"),
+)
 POLICIES = ("one_way", "fixed", "two_way")
 ORDERS = ("as_consumed", "chunk_major", "rank_order", "not_own_first")
 GAVE_UP = {1: "waited too long", 2: "told to stop", 3: "different call"}

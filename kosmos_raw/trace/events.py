@@ -1,6 +1,6 @@
 """From the raw marks of a launch to spans of work: who did what, when it was claimed, begun and finished.
 
-The marks are those of hip_kernels/schedule/trace.h: rows of [trace_events][2] uint64, each mark {ticks, event << 60 |
+The marks are those of hip_kernels/schedule/trace.h: rows of [trace_events][2] uint64, each mark {ticks, event << 62 |
 kind << 56 | chunk << 48 | row << 24 | part}; ticks 0 ends a row. On most targets a WG owns one row. Where one thread
 decides while others work, it owns two: row 2 * wg of the thread that decides (CLAIMED, READY), row 2 * wg + 1 of those
 that work (READY when they begin, DONE). There the next work may be claimed before the last one is done. Where a device
@@ -42,7 +42,7 @@ ROLES: dict[str, Role] = {
 }
 
 CLAIMED, READY, DONE, PLACED = (EVENTS.index(name) for name in ("claimed", "ready", "done", "placed"))
-WORK_BITS = (1 << 60) - 1
+WORK_BITS = (1 << 62) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +288,7 @@ def _marks_of_row(row: np.ndarray, where: str) -> list[_Mark]:
     for ticks, word in row.tolist():
         if ticks == 0:
             break
-        mark = _Mark(ticks, word >> 60, word & WORK_BITS)
+        mark = _Mark(ticks, word >> 62, word & WORK_BITS)
         if mark.event >= len(EVENTS):
             raise ValueError(f"trace: {where} mark {len(marks)} has event {mark.event}, want one of {EVENTS}")
         claim = mark.event == CLAIMED

@@ -15,6 +15,9 @@ using target::W;
 #define COMMON_MUTATIONS(X)                                                                                            \
   X(NONE) X(NO_RELEASE) X(NO_ACQUIRE) X(NO_START_WAIT) X(NOT_CLEARED) X(CLEARS_BY_THIS_SHAPE) X(ONE_COUNTER_SET)       \
   X(SAME_FINGERPRINT)
+#ifndef OWN_SIGNALS
+#define OWN_SIGNALS 0  // words of an operator behind Signals
+#endif
 enum HistoryKind : u32 { KINDS(KOSMOS_ENUM) };
 enum Mutation : u32 { COMMON_MUTATIONS(KOSMOS_ENUM) MUTATIONS(KOSMOS_ENUM) };
 
@@ -131,7 +134,7 @@ inline Shape draw_shape(Random& dice, u32 R) {
   return s;
 }
 
-constexpr u32 COUNTERS_PER_SET = 1 + MAX_RANKS + MAX_RANKS * 8 * 4;  // no rank has more than 8 rows, no row more than 3 tiles
+constexpr u32 COUNTERS_PER_SET = 320;  // no rank has more than 8 rows, no row more than 3 tiles; moe_forward takes the most
 
 inline void draw_history(const Setup& s, u64 seed) {
   H.s = s;

@@ -1,0 +1,304 @@
+// moe_forward, WHAT NEXT: route, plan, dispatch beside GEMM1, GEMM2 beside combine, fold; one launch a rank, any skew, in rings
+// that need not hold all rows (paper section 3.3.1).
+//
+// Tile row v (moe_layout.h) lies in slot v % slots of three rings: x (received), h (of GEMM1), y (of GEMM2). Step i is the tile
+// rows [i * G, (i + 1) * G) of every owner, G = step_rows; GEMM2 of a step is queued `lag` steps behind its GEMM1. Steps order the
+// queues; waits, credits and signals are per tile row. Legal: x_slots >= G, y_slots >= G, h_slots >= (lag + 1) G. Of those G,
+// x_slots and what the layout follows from must be the same on all ranks.
+//
+// Why it cannot deadlock. All work of all ranks stands in one order, by keys that are compared from the left; what comes
+// before the plan first, in the order of its queue, then
+//     PUSH(i): (i, 0)   GEMM1(i): (i, 1)   SEND(i) that frees a y slot of GEMM2(j): (j + lag, 2)   GEMM2(i): (i + lag, 3)
+// and at last other SENDs, SHARED, FOLD.
+//  (1) Every wait is for something smaller. PUSH(v) waits for GEMM1(v - x_slots), an earlier step. GEMM1(v) for its pushes, and
+//      for GEMM2(v - h_slots), whose key is at most (i - 1, 3). GEMM2(v) for GEMM1(v) and SEND(v - y_slots). The bounds are tight.
+//  (2) A WG that builds claims what is not ready only when all smaller work of its rank is claimed (guards). Pushes that need
+//      no credit are in the hands of the movers, who claim them before anything else.
+//  (3) What is claimed because it is ready never blocks: within a launch signals only rise.
+// Take the smallest unfinished work of all ranks. Its inputs are finished. If it is claimed, it runs. If not, some WG of its
+// rank that builds comes to next_work: none of them has left, and by (2) none is blocked. It claims something finite, in the
+// end this. WGs of a crew that does not build may block out of order; others make up for it, so one WG at least must build.
+// Claiming ahead adds nothing: what blocks blocks in wait_inputs, not in the work.
+#pragma once
+#include "chunks.h"
+#include "moe_params.h"
+
+struct MoeSchedule : MoeWords {
+  // The WG's only state, touched by next_work alone.
+  bool planned = false;
+  u32 step = 0;   // of the last look at the main queue, whose head only grows
+  u32 built = 0;  // tiles of experts
+
+  DEVICE explicit MoeSchedule(const MoeParams& p) : MoeWords(p) {}
+
+  DEVICE void begin() {
+    p.counters.clear_other(p.g);
+    announce_start(p.g);
+  }
+
+  // ---- queues. In front: known on the host. Each entry waits only for entries before it, PLAN for peers' SCANs too.
+  DEVICE u32 front_size() const { return token_rows() * columns0() + blocks() + p.scans + 1 + blocks(); }
+  DEVICE Work front_at(u32 i) const {
+    const u32 me = p.g.rank, tiles = token_rows() * columns0();
+    if (i < tiles) return {ROUTE, me, i / columns0(), i % columns0()};
+    i -= tiles;
+    if (i < blocks()) return {TOPK, me, i};
+    i -= blocks();
+    if (i < p.scans) return {SCAN, me, 0, i};
+    return i == p.scans ? Work{PLAN, me} : Work{SORT, me, i - p.scans - 1};
+  }
+
+  // The filler: depends on nothing but itself.
+  DEVICE u32 shared_size() const { return p.S ? token_rows() * (columns(2 * p.S) + columns2()) : 0; }
+  DEVICE bool shared_left() const { return target::load(head(SHARED), DEVICE_SCOPE) < shared_size(); }
+  DEVICE Work next_shared() const {
+    const u32 i = target::add(head(SHARED), 1, DEVICE_SCOPE), columns1 = columns(2 * p.S), ones = token_rows() * columns1;
+    if (i >= shared_size()) return {};
+    if (i < ones) return {SHARED1, p.g.rank, i / columns1, i % columns1};
+    return {SHARED2, p.g.rank, (i - ones) / columns2(), (i - ones) % columns2()};
+  }
+
+  // Main: step i holds GEMM1 of step i, then GEMM2 of step i - lag. Behind all tiles: folds.
+  DEVICE static u32 least(u32 a, u32 b) { return a < b ? a : b; }
+  DEVICE u32 rows_before(u32 i) const { return least(i * p.layout.step_rows, p.layout.rows()); }
+  DEVICE u32 late(u32 i) const { return i > p.lag ? i - p.lag : 0; }
+  DEVICE u32 tiles_before(u32 i) const { return rows_before(i) * columns1() + rows_before(late(i)) * columns2(); }
+  DEVICE u32 all_tiles() const { return p.layout.rows() * (columns1() + columns2()); }
+  DEVICE Work tile_at(u32 i) {
+    while (i >= tiles_before(step + 1)) step++;
+    i -= tiles_before(step);
+    const u32 from = rows_before(step), ones = (rows_before(step + 1) - from) * columns1();
+    if (i < ones) return tile_in(GEMM1, from, rows_before(step + 1) - from, columns1(), i);
+    const u32 first = rows_before(late(step));
+    return tile_in(GEMM2, first, rows_before(late(step + 1)) - first, columns2(), i - ones);
+  }
+  DEVICE Work tile_in(Kind kind, u32 first, u32 rows, u32 columns, u32 i) const {
+    const TileAt t = tile_in_groups(i, rows, columns, p.side_by_side ? p.side_by_side : 1);
+    return {kind, p.g.rank, first + t.row, t.column};
+  }
+
+  // ---- claims: seen first, then taken if nobody else has.
+  struct Claim {
+    u32 head = HEADS, at = 0;  // HEADS: nothing
+    Work work;
+    DEVICE explicit operator bool() const { return head != HEADS; }
+  };
+  DEVICE bool take(const Claim& c) const { return target::swap_if(head(c.head), c.at, c.at + 1, DEVICE_SCOPE); }
+  DEVICE Claim next_move(u32 end) const {
+    const u32 i = target::load(head(MOVES), DEVICE_SCOPE);
+    return i < end ? Claim{MOVES, i, p.layout.move(i)} : Claim{};
+  }
+  DEVICE Claim next_send(u32 end) const {
+    const u32 i = target::load(head(SENDS), DEVICE_SCOPE);
+    return i < end ? Claim{SENDS, i, p.layout.send(i)} : Claim{};
+  }
+
+  DEVICE Work next_work() {
+    if (aborted(p.g)) return {};
+    if (!planned)
+      if (const Work w = before_plan(); w.kind != LEAVE) return w;
+    for (;;) {
+      const u32 i = target::load(head(MAIN), DEVICE_SCOPE), tiles = all_tiles();
+      Claim c = of_crews(i >= tiles);
+      if (!c && !builds() && i < tiles) {
+        if (!(c = not_ready())) return {};
+      } else if (!c) {
+        const Work w = i < tiles ? tile_at(i) : i < tiles + blocks() ? Work{FOLD, p.g.rank, i - tiles} : Work{};
+        c = before(w);
+        if (!c && shared_left() && (i >= tiles || !has_inputs(w)))
+          if (const Work s = next_shared(); s.kind != LEAVE) return s;
+        if (!c && w.kind == LEAVE) return {};
+        if (!c) c = {MAIN, i, w};
+      }
+      if (!take(c)) continue;  // another WG has just claimed it
+      built += is_tile(c.work.kind);
+      return c.work;
+    }
+  }
+
+  // LEAVE: planned.
+  DEVICE Work before_plan() {
+    const u32 n = front_size();
+    if (target::load(head(FRONT), DEVICE_SCOPE) < n)
+      if (const u32 i = target::add(head(FRONT), 1, DEVICE_SCOPE); i < n) return front_at(i);
+    if (!target::load(head(PLAN_DONE), DEVICE_SCOPE)) {
+      // The wait for peers' counts is filled; but who will dispatch stands ready.
+      if (target::wg() >= p.movers && target::wg() >= p.crew && shared_left())
+        if (const Work s = next_shared(); s.kind != LEAVE) return s;
+      return {GATE, p.g.rank};  // no claim: any number of WGs may hold it
+    }
+    target::acquire(DEVICE_SCOPE);  // pairs with the release in finish, of PLAN: its tables are read from here on
+    planned = true;
+    return {};
+  }
+
+  DEVICE bool builds() const { return target::wg() >= p.crew || built < p.crew_tiles; }
+
+  // What a crew takes at any time and out of order, for it cannot block. With no tile left everybody is in both crews: a
+  // push that waits must not hold up a send that is ready.
+  DEVICE Claim of_crews(bool no_tiles) const {
+    if (no_tiles || target::wg() < p.movers)
+      if (const Claim c = next_move(p.layout.at(MoeLayout::N_MOVES)); c && (c.work.row < p.x_slots || has_inputs(c.work))) return c;
+    const bool sends = target::wg() < p.senders && (target::wg() >= p.crew || !builds());
+    if (no_tiles || sends)
+      if (const Claim c = next_send(p.layout.at(MoeLayout::N_SENDS)); c && has_inputs(c.work)) return c;
+    return {};
+  }
+  // Of a crew that does not build: it waits for what its list has next.
+  DEVICE Claim not_ready() const {
+    if (target::wg() < p.senders)
+      if (const Claim c = next_send(p.layout.at(MoeLayout::N_SENDS))) return c;
+    return target::wg() < p.movers ? next_move(p.layout.at(MoeLayout::N_MOVES)) : Claim{};
+  }
+
+  // Guards: what must be claimed before w may block. `step` is that of w.
+  DEVICE Claim before(const Work& w) const {
+    const bool tile = is_tile(w.kind);
+    const u32 steps = p.layout.steps(), in_hand = p.movers ? p.x_slots / p.layout.step_rows : 0;
+    if (steps && (!tile || step >= in_hand))
+      if (const Claim c = next_move(p.layout.moves_end(least(tile ? step : steps, steps - 1)))) return c;
+    if (!tile) return next_send(p.layout.at(MoeLayout::N_SENDS));
+    if (w.kind == GEMM1 || w.row < p.y_slots) return {};
+    return next_send(p.layout.sends_end((w.row - p.y_slots) / p.layout.step_rows));
+  }
+
+  // ---- waits. Input i of w: a signal, and what it must have reached. Asking and waiting walk the same list, so they cannot
+  // differ; and it is one loop, where fourteen inlined waits were 44 KB of gfx950 code.
+  struct Input {
+    const u32* signal;  // null: nothing in this place
+    u32 want;
+    Scope scope;
+    bool more = true;   // false: the list has ended
+  };
+  DEVICE static Input local(const u32* count, u32 want) { return {count, want, DEVICE_SCOPE}; }
+  DEVICE Input remote(const u32* signal) const { return {signal, p.g.epoch, SYSTEM_SCOPE}; }
+  DEVICE static Input none() { return {nullptr, 0, DEVICE_SCOPE}; }
+  DEVICE static Input end() { return {nullptr, 0, DEVICE_SCOPE, false}; }
+
+  DEVICE Input input(const Work& w, u32 i) const {
+    const u32 R = p.g.ranks, me = p.g.rank, v = w.row;
+    switch (w.kind) {
+      case TOPK: return i || !columns0() ? end() : local(routed(v * p.block / p.layout.tile_m), columns0());
+      case SCAN: return i ? end() : local(head(TOPK_DONE), blocks());
+      case SORT: return i < p.scans ? remote(&own().counts_in[me][i]) : end();
+      case PLAN: return i < R * p.scans ? remote(&own().counts_in[i / p.scans][i % p.scans]) : end();
+      case GATE: return i ? end() : local(head(PLAN_DONE), 1);
+      case SHARED2: return i ? end() : local(shared1_done(v), columns(2 * p.S));
+      case PUSH:
+        if (i == 0) return local(head(SORT_DONE), blocks());
+        return i > 1 || v < p.x_slots ? end() : remote(freed(me, w.chunk, v - p.x_slots));
+      case PULL:
+        if (i == 0) return remote(&own().sorted_in[w.chunk]);
+        return i > 1 || v < p.x_slots ? end() : local(gemm1_done(v - p.x_slots), columns1());
+      case GEMM1:
+        if (i < R) return p.layout.sources_of(v) >> i & 1 ? remote(arrived(me, v, i)) : none();
+        return i > R || v < p.h_slots ? end() : local(gemm2_done(v - p.h_slots), columns2());
+      case GEMM2:
+        if (i == 0) return local(gemm1_done(v), columns1());
+        return i > 1 || v < p.y_slots ? end() : local(sent(v - p.y_slots), ones(p.layout.sources_of(v - p.y_slots)));
+      case SEND: return i ? end() : local(gemm2_done(v), columns2());
+      case FOLD:
+        if (i < R) return p.layout.at(MoeLayout::OWES + i) ? remote(&own().landed[i]) : none();
+        return i > R || !p.S ? end() : local(shared2_done(v * p.block / p.layout.tile_m), columns2());
+      default: return end();
+    }
+  }
+  DEVICE static u32 ones(u32 mask) {
+    u32 n = 0;
+    for (; mask; mask &= mask - 1) n++;
+    return n;
+  }
+
+  // One look; relaxed.
+  DEVICE bool has_inputs(const Work& w) const {
+    for (u32 i = 0;; i++) {
+      const Input in = input(w, i);
+      if (!in.more) return true;
+      if (in.signal && !has_reached(in.signal, in.want, in.scope)) return false;
+    }
+  }
+  DEVICE bool ready(const Work& w) const {
+    if (!has_inputs(w)) return false;
+    acquire_inputs(w);
+    return true;
+  }
+  DEVICE bool wait_inputs(const Work& w) const {
+    // Counts come behind the start signal; but only that tells of a rank that makes another call.
+    if (w.kind == PLAN && !wait_all_started(p.g, w)) return false;
+    for (u32 i = 0;; i++) {
+      const Input in = input(w, i);
+      if (!in.more) break;
+      if (in.signal && !wait_at_least(p.g, w, in.signal, in.want, in.scope)) return false;
+    }
+    acquire_inputs(w);
+    return true;
+  }
+  // Pairs with the releases in finish.
+  DEVICE void acquire_inputs(const Work& w) const {
+    if (w.kind == PLAN || w.kind == PULL || w.kind == PUSH || w.kind == GEMM1 || w.kind == FOLD) target::acquire(SYSTEM_SCOPE);
+    else target::acquire(DEVICE_SCOPE);
+  }
+
+  // ---- what is published. Data first, then the count or the signal: each pairs with acquire_inputs.
+  DEVICE static u32 count(u32* c) {
+    target::release(DEVICE_SCOPE);
+    return target::add(c, 1, DEVICE_SCOPE) + 1;
+  }
+  DEVICE void finish(const Work& w) const {
+    switch (w.kind) {
+      case ROUTE: count(routed(w.row)); return;
+      case TOPK: count(head(TOPK_DONE)); return;
+      case SCAN: return counts_are_out(w.part);
+      case PLAN: count(head(PLAN_DONE)); return;
+      case SORT:
+        if (count(head(SORT_DONE)) == blocks() && p.layout.pull) list_is_complete();
+        return;
+      case SHARED1: count(shared1_done(w.row)); return;
+      case SHARED2: count(shared2_done(w.row)); return;
+      case PUSH:
+        target::release(SYSTEM_SCOPE);
+        return target::store(arrived(w.chunk, w.row, p.g.rank), p.g.epoch, SYSTEM_SCOPE);
+      case PULL:
+        target::release(DEVICE_SCOPE);
+        return target::store(arrived(p.g.rank, w.row, w.chunk), p.g.epoch, DEVICE_SCOPE);
+      case GEMM1:
+        if (count(gemm1_done(w.row)) == columns1() && !p.layout.pull) slot_is_free(w.row);
+        return;
+      case GEMM2: count(gemm2_done(w.row)); return;
+      case SEND: return rows_are_out(w);
+      default: return;
+    }
+  }
+  // Of a rank without tokens too: peers wait for the counts of all.
+  DEVICE void counts_are_out(u32 part) const {
+    target::release(SYSTEM_SCOPE);
+    for (u32 q = 0; q < p.g.ranks; q++) target::store(&signals(q).counts_in[p.g.rank][part], p.g.epoch, SYSTEM_SCOPE);
+  }
+  DEVICE void list_is_complete() const {
+    target::acquire(DEVICE_SCOPE);  // the other blocks, then the word to those who read them
+    target::release(SYSTEM_SCOPE);
+    for (u32 q = 0; q < p.g.ranks; q++) target::store(&signals(q).sorted_in[p.g.rank], p.g.epoch, SYSTEM_SCOPE);
+  }
+  // The credit, to those who have rows in what takes the slot next.
+  DEVICE void slot_is_free(u32 v) const {
+    if (v + p.x_slots >= p.layout.rows()) return;
+    target::acquire(DEVICE_SCOPE);  // the other columns' reads, then the word to those who write
+    target::release(SYSTEM_SCOPE);
+    const u32 sources = p.layout.sources_of(v + p.x_slots);
+    for (u32 q = 0; q < p.g.ranks; q++)
+      if (sources >> q & 1) target::store(freed(q, p.g.rank, v), p.g.epoch, SYSTEM_SCOPE);
+  }
+  // By each sender in system scope, though the last one's release would do in any model of memory: what goes to a peer
+  // leaves a cache that belongs to some of a GPU's WGs only when one of those says so.
+  DEVICE void row_is_out(u32 v) const {
+    target::release(SYSTEM_SCOPE);
+    target::add(sent(v), 1, DEVICE_SCOPE);
+  }
+  DEVICE void rows_are_out(const Work& w) const {
+    row_is_out(w.row);
+    if (target::add(sent_to(w.chunk), 1, DEVICE_SCOPE) + 1 != p.layout.at(MoeLayout::SENDS_TO + w.chunk)) return;
+    target::acquire(DEVICE_SCOPE);  // the other sends, then the word to who owns the tokens
+    target::release(SYSTEM_SCOPE);
+    target::store(&signals(w.chunk).landed[p.g.rank], p.g.epoch, SYSTEM_SCOPE);
+  }
+};

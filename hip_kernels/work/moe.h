@@ -1,0 +1,119 @@
+// DOING IT, rows of an MoE layer: to the owners of their experts, back, and the fold. And what an epilogue makes of sums.
+#pragma once
+#include "bf16.h"
+#include "move.h"
+#include "moe_plan.h"
+
+// Rows of `words` words that follow each other at `to`. from(row) is where one lies, null for a row of zeros; change(row, v)
+// is made of each word. Several words of a lane are on their way at a time.
+template <class From, class Change>
+DEVICE inline void gather_rows(Vec16* to, u32 rows, u32 words, From from, Change change) {
+  constexpr u32 BATCH = target::COPY_BATCH;
+  const u64 all = (u64)rows * words, step = target::lanes();
+  u32 row = target::lane() / words, column = target::lane() % words;
+  const u32 rows_a_step = target::lanes() / words, columns_a_step = target::lanes() % words;
+  for (u64 i = target::lane(); i < all; i += BATCH * step) {
+    Vec16 v[BATCH];
+#pragma unroll
+    for (u32 j = 0; j < BATCH; j++) {
+      v[j] = {};
+      if (i + j * step < all)
+        if (const Vec16* at = from(row)) v[j] = change(row, target::read(at + column));
+      row += rows_a_step;
+      column += columns_a_step;
+      if (column >= words) {
+        column -= words;
+        row++;
+      }
+    }
+#pragma unroll
+    for (u32 j = 0; j < BATCH; j++)
+      if (i + j * step < all) target::write(to + i + j * step, v[j]);
+  }
+}
+
+DEVICE inline float bf16_at(const Vec16& v, u32 i) { return from_bf16((u32)((i < 4 ? v.lo : v.hi) >> 16 * (i % 4)) & 0xffff); }
+DEVICE inline Vec16 eight_bf16(const float (&x)[8]) {
+  return {pack_bf16(x[0], x[1], x[2], x[3]), pack_bf16(x[4], x[5], x[6], x[7])};
+}
+DEVICE inline Vec16 weighted(const Vec16& v, float weight) {
+  float x[8];
+  for (u32 i = 0; i < 8; i++) x[i] = weight * bf16_at(v, i);
+  return eight_bf16(x);
+}
+
+struct MoeRows {
+  const MoeParams& p;
+  const MoeLayout& l;
+  const u32 words;  // of a row of H
+  DEVICE explicit MoeRows(const MoeParams& p) : p(p), l(p.layout), words(p.H / 8) {}
+
+  DEVICE Vec16* ring_x(u32 q, u32 v) const { return p.arena_of[q] + p.x_at + (u64)(v % p.x_slots) * l.tile_m * words; }
+  DEVICE Vec16* ring_y(u32 v) const { return p.y + (u64)(v % p.y_slots) * l.tile_m * words; }
+  DEVICE Vec16* combine(u32 q) const { return p.arena_of[q] + p.combine_at; }
+
+  // Rows of source q for tile row v of owner o, and the padding of its group: into the ring of o.
+  DEVICE void dispatch(u32 q, u32 o, u32 v, u32 e, const Vec16* x, const u64* list) const {
+    const u32 tile = l.tile_of(e, v), k = p.routing.top_k, real = l.count(q, e), base = l.send_base(q, e);
+    const MoeLayout::Rows rows = l.padded_rows_in(q, e, tile);
+    Vec16* to = ring_x(o, v) + (u64)(l.start(q, e) + rows.begin - tile * l.tile_m) * words;
+    const auto slot_of = [&](u32 row) { return (u32)target::read(list + base + rows.begin + row); };
+    gather_rows(
+        to, rows.end - rows.begin, words,
+        [&](u32 row) { return rows.begin + row < real ? x + (u64)(slot_of(row) / k) * words : nullptr; },
+        [&](u32 row, const Vec16& word) {
+          return p.routing.weigh_inputs ? weighted(word, float_of(target::read(p.choices + slot_of(row)))) : word;
+        });
+  }
+  DEVICE void push(const Work& w) const { dispatch(p.g.rank, w.chunk, w.row, w.part, p.x, p.list); }
+  DEVICE void pull(const Work& w) const {
+    const Vec16* arena = p.arena_of[w.chunk];
+    dispatch(w.chunk, p.g.rank, w.row, w.part, arena + p.source_at, (const u64*)(arena + p.list_at));
+  }
+
+  // Rows of rank d in tile row v, back to it.
+  DEVICE void send(const Work& w) const {
+    const u32 d = w.chunk, v = w.row, e = w.part, tile = l.tile_of(e, v);
+    const MoeLayout::Rows rows = l.real_rows_in(d, e, tile);
+    const Vec16* from = ring_y(v) + (u64)(l.start(d, e) + rows.begin - tile * l.tile_m) * words;
+    copy_words(combine(d) + (u64)(l.send_base(d, e) + rows.begin) * words, from, 0, (u64)(rows.end - rows.begin) * words);
+  }
+
+  // A block of tokens: each one's rows by its weights, in the order of its choices, and the shared expert's; rounded once.
+  DEVICE void fold(u32 b) const {
+    const u32 begin = b * p.block, left = p.tokens - begin, n = left < p.block ? left : p.block, k = p.routing.top_k;
+    const Vec16* rows = combine(p.g.rank);
+    for (u32 i = target::lane(); i < n * words; i += target::lanes()) {
+      const u32 t = begin + i / words, column = i % words;
+      float sum[8] = {};
+      for (u32 j = 0; j < k; j++) {
+        const u64 slot = (u64)t * k + j;
+        const Vec16 y = target::read(rows + (u64)target::read(p.row_of_slot + slot) * words + column);
+        add(sum, y, p.routing.weigh_inputs ? 1.f : float_of(target::read(p.choices + slot)));
+      }
+      if (p.S) {
+        const float gate = p.gate_column == NOBODY ? 1.f : sigmoid(float_at(p.logits, (u64)t * p.logit_ld + p.gate_column));
+        add(sum, target::read(p.shared_y + (u64)t * words + column), gate);
+      }
+      target::write(p.out + (u64)t * words + column, eight_bf16(sum));
+    }
+  }
+  DEVICE static void add(float (&sum)[8], const Vec16& y, float weight) {
+    for (u32 c = 0; c < 8; c++) sum[c] = target::fma(weight, bf16_at(y, c), sum[c]);
+  }
+};
+
+// Four columns of h from sums of gate and up: those are rounded, and kept if the backward wants them; h is made of what is
+// kept, so that forward and backward agree. pre: [rows][2 width] in blocks of GATED, h: [rows][width]; column is of h.
+DEVICE inline void store_swiglu(Vec16* pre, Vec16* h, u64 row, u32 width, u32 column, const float (&gate)[4],
+                                const float (&up)[4], float limit) {
+  const u64 g = pack_bf16(gate[0], gate[1], gate[2], gate[3]), u = pack_bf16(up[0], up[1], up[2], up[3]);
+  if (pre) {
+    u64* to = (u64*)pre + (row * 2 * width + column / target::GATED * 2 * target::GATED + column % target::GATED) / 4;
+    target::write(to, g);
+    target::write(to + target::GATED / 4, u);
+  }
+  float x[4];
+  for (u32 i = 0; i < 4; i++) x[i] = swiglu(from_bf16(g >> 16 * i & 0xffff), from_bf16(u >> 16 * i & 0xffff), limit);
+  target::write((u64*)h + (row * width + column) / 4, pack_bf16(x[0], x[1], x[2], x[3]));
+}

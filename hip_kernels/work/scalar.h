@@ -1,0 +1,63 @@
+// Functions of one FP32 number, made of additions and multiplications alone: no target has a mathematics library here, and
+// all targets give the same bits, so a token is routed alike wherever it is.
+#pragma once
+#include "../target/target.h"
+
+DEVICE inline float as_float(u32 bits) { return __builtin_bit_cast(float, bits); }
+DEVICE inline u32 as_bits(float x) { return __builtin_bit_cast(u32, x); }
+constexpr u32 INFINITY_BITS = 0x7f800000;
+
+// e^x to about one unit in the last place; 0 and infinity where it is too small or too large. NaN stays NaN.
+DEVICE inline float exp_of(float x) {
+  if (x < -104.f) return 0;
+  if (x > 89.f) return as_float(INFINITY_BITS);
+  constexpr float SHIFT = 12582912.f;  // 1.5 * 2^23: adding it rounds to a whole number, which is in the low bits
+  const float shifted = target::fma(x, 1.44269504f, SHIFT), n = shifted - SHIFT;
+  const float r = target::fma(n, -1.42860677e-6f, target::fma(n, -0.693145752f, x));  // ln 2 in two parts
+  float y = 1.f / 5040;
+  y = target::fma(y, r, 1.f / 720);
+  y = target::fma(y, r, 1.f / 120);
+  y = target::fma(y, r, 1.f / 24);
+  y = target::fma(y, r, 1.f / 6);
+  y = target::fma(y, r, 0.5f);
+  y = target::fma(y, r, 1.f);
+  y = target::fma(y, r, 1.f);
+  const i32 power = (i32)(as_bits(shifted) - as_bits(SHIFT)), half = power / 2;  // in two steps, for results below 2^-126
+  return y * as_float((u32)(half + 127) << 23) * as_float((u32)(power - half + 127) << 23);
+}
+
+// log(1 + t) for 0 <= t <= 1, as 2 artanh(t / (2 + t)).
+DEVICE inline float log1p_of(float t) {
+  const float s = t / (2.f + t), q = s * s;
+  float y = 1.f / 15;
+  y = target::fma(y, q, 1.f / 13);
+  y = target::fma(y, q, 1.f / 11);
+  y = target::fma(y, q, 1.f / 9);
+  y = target::fma(y, q, 1.f / 7);
+  y = target::fma(y, q, 1.f / 5);
+  y = target::fma(y, q, 1.f / 3);
+  y = target::fma(y, q, 1.f);
+  return 2.f * s * y;
+}
+
+DEVICE inline float sigmoid(float z) { return 1.f / (1.f + exp_of(-z)); }
+DEVICE inline float softplus(float z) { return z > 0 ? z + log1p_of(exp_of(-z)) : log1p_of(exp_of(z)); }
+
+// silu(gate) * up, of values as they are kept for the backward. `limit` cuts the gate above and the up on both sides.
+DEVICE inline float swiglu(float gate, float up, float limit) {
+  if (gate > limit) gate = limit;
+  if (up > limit) up = limit;
+  if (up < -limit) up = -limit;
+  return gate / (1.f + exp_of(-gate)) * up;
+}
+
+// FP32 in arrays that are read and written 8 or 16 bytes at a time.
+DEVICE inline float float_at(const Vec16* base, u64 i) {
+  return as_float((u32)(target::read((const u64*)base + i / 2) >> 32 * (i % 2)));
+}
+DEVICE inline u64 two_floats(float a, float b) { return (u64)as_bits(b) << 32 | as_bits(a); }
+DEVICE inline Vec16 four_floats(const float (&x)[4]) { return {two_floats(x[0], x[1]), two_floats(x[2], x[3])}; }
+// Words that hold a number and a float.
+DEVICE inline u64 number_and_float(u32 n, float x) { return (u64)as_bits(x) << 32 | n; }
+DEVICE inline u32 number_of(u64 word) { return (u32)word; }
+DEVICE inline float float_of(u64 word) { return as_float((u32)(word >> 32)); }
