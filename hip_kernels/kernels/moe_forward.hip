@@ -56,7 +56,7 @@ struct MoeForward {
                                  const float (&up)[4]) {
     const u32 col = w.part * p.tile_n / 2 + column;
     if (w.kind == GEMM1) store_swiglu(p.pre, p.h, ring_row(p, w) + row, p.I, col, gate, up, p.clamp);
-    else store_swiglu(p.shared_pre, p.shared_h, (u64)w.row * p.layout.tile_m + row, p.S, col, gate, up, as_float(INFINITY_BITS));
+    else store_swiglu(p.shared_pre, p.shared_h, (u64)w.row * p.layout.tile_m + row, p.S, col, gate, up, float_of(FP32_INFINITY));
   }
 
   // Every kind that is no tile. GATE is all waiting.

@@ -27,6 +27,9 @@ struct MoeWeights {
   const Vec16* shared_down;   // [H][S] bf16
 };
 
+// What the caller gives of each token's choices.
+enum Given : u32 { NO_CHOICES, EXPERTS, EXPERTS_AND_WEIGHTS };
+
 // How scores become choices (work/route.h).
 enum Score : u32 { SOFTMAX, SIGMOID, SQRT_SOFTPLUS };
 struct MoeRouting {
@@ -34,6 +37,7 @@ struct MoeRouting {
   u32 score;
   u32 normalise;
   u32 groups, top_groups, group_top;  // top_groups of `groups` groups by the sum of their group_top best; groups = 1: all
+  float eps;                          // added to sums that are divided by
   float scale;                        // of the weights, after normalising
   float aux_scale;                    // of sum(count * score) in the auxiliary loss; 0: none is made
   u32 weigh_inputs;                   // rows are weighted before GEMM1, not in the fold
@@ -56,7 +60,7 @@ struct MoeParams {
   Vec16 *pre, *h, *y;         // rings: [h_slots * tile_m] [2 I], [I], [y_slots * tile_m][H]; pre may be null
   Vec16 *shared_pre, *shared_h, *shared_y;  // [tokens] [2 S], [S], [H]
   Vec16 *logits, *scores;     // [tokens][logit_ld], [tokens][experts rounded up to 4] fp32
-  u64* choices;               // [tokens][top_k]: expert, weight << 32. Given by the caller if outside_routing
+  u64* choices;               // [tokens][top_k]: expert, weight << 32. The caller may give them, see Given
   u64* token_scratch;         // [tokens][2] of TOPK
   u64* places;                // [blocks][experts]: of a block, its rows; since SCAN, where they begin in the expert's list
   u64* aux_parts;             // [blocks][experts]: count, sum of scores << 32
@@ -72,7 +76,7 @@ struct MoeParams {
   u32 router_rows, router_parts;  // columns of logits: so many for each part; a multiple of 4
   u32 logit_ld;               // of all parts
   u32 gate_column;            // of logits, that gates the shared expert; NOBODY: none
-  u32 outside_routing;
+  u32 given;                  // a Given
   u32 tile_n;
   u32 scans;                  // parts of the counts, 1 .. MAX_SCANS, the same on all ranks
   u32 x_slots, h_slots, y_slots;  // tile rows of the rings
@@ -80,8 +84,8 @@ struct MoeParams {
   u32 side_by_side;           // tile rows of a step that are worked on together
   u32 movers, senders;        // WGs that look for rows to push (pull), and to send back, before they build
   u32 crew, crew_tiles;       // of them, WGs that build no more than so many tiles; crew < WGs
-  u32 zero;
 };
+static_assert(sizeof(MoeParams) == 640 && sizeof(MoeRouting) == 40 && sizeof(MoeWeights) == 48);
 
 // Counters of one set, and slots of signals, by name.
 struct MoeWords {

@@ -62,7 +62,7 @@ struct MoeRows {
         to, rows.end - rows.begin, words,
         [&](u32 row) { return rows.begin + row < real ? x + (u64)(slot_of(row) / k) * words : nullptr; },
         [&](u32 row, const Vec16& word) {
-          return p.routing.weigh_inputs ? weighted(word, float_of(target::read(p.choices + slot_of(row)))) : word;
+          return p.routing.weigh_inputs ? weighted(word, float_in(target::read(p.choices + slot_of(row)))) : word;
         });
   }
   DEVICE void push(const Work& w) const { dispatch(p.g.rank, w.chunk, w.row, w.part, p.x, p.list); }
@@ -89,7 +89,7 @@ struct MoeRows {
       for (u32 j = 0; j < k; j++) {
         const u64 slot = (u64)t * k + j;
         const Vec16 y = target::read(rows + (u64)target::read(p.row_of_slot + slot) * words + column);
-        add(sum, y, p.routing.weigh_inputs ? 1.f : float_of(target::read(p.choices + slot)));
+        add(sum, y, p.routing.weigh_inputs ? 1.f : float_in(target::read(p.choices + slot)));
       }
       if (p.S) {
         const float gate = p.gate_column == NOBODY ? 1.f : sigmoid(float_at(p.logits, (u64)t * p.logit_ld + p.gate_column));

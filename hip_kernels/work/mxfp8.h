@@ -6,18 +6,13 @@
 // past the end. Scales [depth / 128, lines], each a word of four bytes, of the four blocks of 128 along a line: what one
 // K step of a tile needs of them is as many words in a row as the tile has lines.
 #pragma once
-#include "../target/target.h"
+#include "fp32.h"
 
 constexpr u32 MX_BLOCK = 32, MX_STEP = 128;
 DEVICE inline u32 padded_to_step(u32 depth) { return (depth + MX_STEP - 1) / MX_STEP * MX_STEP; }
 
-constexpr u32 FP32_INFINITY = 0x7f800000;
-
 // Which power of two a block is divided by. kosmos_raw/numerics/mxfp8.py has the same names.
 enum ScaleRule : u32 { SCALE_UP, SCALE_FLOOR, SCALE_EVEN };
-
-DEVICE inline float float_of(u32 bits) { return __builtin_bit_cast(float, bits); }
-DEVICE inline u32 bits_of(float x) { return __builtin_bit_cast(u32, x); }
 
 // The byte of a block whose largest magnitude, finite, has these FP32 bits. 448 is 1.75 * 2^8. UP: 1.75 * 2^-119 has
 // byte 0, and so has the next FP32, for a * (1/448) is subnormal there and rounds back.

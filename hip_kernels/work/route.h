@@ -3,8 +3,6 @@
 #include "../schedule/moe_params.h"
 #include "scalar.h"
 
-constexpr float ROUTING_EPS = 1e-20f;
-
 // One candidate. Order: the larger key first, then the lower index. A NaN is as good as nothing.
 struct Pick {
   float key;
@@ -32,7 +30,7 @@ struct Router {
 
   DEVICE float logit(u32 t, u32 e) const { return float_at(p.logits, (u64)t * p.logit_ld + e); }
   DEVICE float score(u32 t, u32 e) const { return float_at(p.scores, (u64)t * score_ld + e); }
-  DEVICE static float clean(float x) { return x == x ? x : -as_float(INFINITY_BITS); }
+  DEVICE static float clean(float x) { return x == x ? x : -float_of(FP32_INFINITY); }
   // Scores rise with logits, but two of them may round to one: plain top-k looks at logits.
   DEVICE float plain_key(u32 t, u32 e) const { return clean(logit(t, e)); }
   DEVICE bool plain() const { return !p.weights.bias && r.groups == 1; }
@@ -62,7 +60,7 @@ struct Router {
   DEVICE void make_scores(u32 begin, u32 end) const {
     if (r.score == SOFTMAX) {
       for (u32 t = begin + target::lane(); t < end; t += target::lanes()) {
-        float most = -as_float(INFINITY_BITS), sum = 0;
+        float most = -float_of(FP32_INFINITY), sum = 0;
         for (u32 e = 0; e < experts; e++) most = logit(t, e) > most ? logit(t, e) : most;
         for (u32 e = 0; e < experts; e++) sum += exp_of(logit(t, e) - most);
         target::write(scratch(t), two_floats(most, sum));
@@ -83,7 +81,7 @@ struct Router {
     if (r.score == SIGMOID) return sigmoid(z);
     if (r.score == SQRT_SOFTPLUS) return target::sqrt(softplus(z));
     const u64 stats = target::read(scratch(t));
-    return exp_of(z - as_float((u32)stats)) / float_of(stats);
+    return exp_of(z - float_of((u32)stats)) / float_in(stats);
   }
 
   // The groups of experts that a token may choose from, as bits.
@@ -116,20 +114,20 @@ struct Router {
     Pick last = {0, NOBODY};
     for (u32 j = 0; j < r.top_k; j++) {
       Pick best = {0, NOBODY};
-      for (u32 g = 0; g < r.groups; g++) {
+      for (u32 g = 0; g < r.groups && p.given == NO_CHOICES; g++) {
         if (!(groups >> g & 1)) continue;
         const Pick c = next_best(g * each, (g + 1) * each, last, [&](u32 e) { return key(t, e); });
         if (c.index != NOBODY && (best.index == NOBODY || c.before(best))) best = c;
       }
-      last = best;
+      last = p.given == NO_CHOICES ? best : Pick{0, number_in(target::read(to + j))};
       const float s = score(t, last.index);
       sum += s;
       target::write(to + j, number_and_float(last.index, s));
     }
     for (u32 j = 0; j < r.top_k; j++) {
       const u64 c = target::read(to + j);
-      const float w = r.normalise ? float_of(c) / (sum + ROUTING_EPS) : float_of(c);
-      target::write(to + j, number_and_float(number_of(c), r.scale * w));
+      const float w = r.normalise ? float_in(c) / (sum + r.eps) : float_in(c);
+      target::write(to + j, number_and_float(number_in(c), r.scale * w));
     }
     if (r.aux_scale != 0) remember_for_aux(t);
   }
@@ -141,14 +139,14 @@ struct Router {
     float all = 0;
     for (u32 e = 0; r.score != SOFTMAX && e < experts; e++) all += score(t, e);
     target::write(scratch(t), number_and_float(last.index, last.key));
-    target::write(scratch(t) + 1, number_and_float(0, r.score == SOFTMAX ? 1.f : all + ROUTING_EPS));
+    target::write(scratch(t) + 1, number_and_float(0, r.score == SOFTMAX ? 1.f : all + r.eps));
   }
 
   // Of a block: how many of its rows go to each expert.
   DEVICE void count_choices(u32 b, u32 begin, u32 end) const {
     for (u32 e = target::lane(); e < experts; e += target::lanes()) {
       u32 n = 0;
-      for (u64 i = (u64)begin * r.top_k; i < (u64)end * r.top_k; i++) n += number_of(target::read(p.choices + i)) == e;
+      for (u64 i = (u64)begin * r.top_k; i < (u64)end * r.top_k; i++) n += number_in(target::read(p.choices + i)) == e;
       target::write(p.places + (u64)b * experts + e, (u64)n);
     }
   }
@@ -158,8 +156,8 @@ struct Router {
       float sum = 0;
       for (u32 t = begin; t < end; t++) {
         const u64 last = target::read(scratch(t));
-        n += !Pick{float_of(last), number_of(last)}.before({plain_key(t, e), e});
-        sum += score(t, e) / float_of(target::read(scratch(t) + 1));
+        n += !Pick{float_in(last), number_in(last)}.before({plain_key(t, e), e});
+        sum += score(t, e) / float_in(target::read(scratch(t) + 1));
       }
       target::write(p.aux_parts + (u64)b * experts + e, number_and_float(n, sum));
     }
@@ -169,7 +167,7 @@ struct Router {
   DEVICE void block(u32 b) const {
     const u32 begin = b * p.block, left = p.tokens - begin, end = begin + (left < p.block ? left : p.block);
     if (p.router_parts > 1) join_parts(begin, end);
-    if (!p.outside_routing) {
+    if (p.given != EXPERTS_AND_WEIGHTS) {
       make_scores(begin, end);
       for (u32 t = begin + target::lane(); t < end; t += target::lanes()) choose(t);
       target::barrier();
@@ -192,8 +190,8 @@ struct Router {
         rows += more;
         if (r.aux_scale == 0) continue;
         const u64 aux = target::read(p.aux_parts + at);
-        n += number_of(aux);
-        sum += float_of(aux);
+        n += number_in(aux);
+        sum += float_in(aux);
       }
       for (u32 q = 0; q < R; q++) target::write(counts_at(q) + to + e, (u64)rows);
       if (r.aux_scale != 0) target::write(p.aux_sums + e, number_and_float(n, sum));
@@ -208,7 +206,7 @@ struct Router {
     float loss = 0;
     for (u32 e = 0; r.aux_scale != 0 && e < experts; e++) {
       const u64 aux = target::read(p.aux_sums + e);
-      loss = target::fma((float)number_of(aux), float_of(aux), loss);
+      loss = target::fma((float)number_in(aux), float_in(aux), loss);
     }
     target::write(p.aux_loss, number_and_float(0, r.aux_scale * loss));
   }
@@ -219,10 +217,10 @@ struct Router {
     const u32 end = first + (left < p.block ? left : p.block) * r.top_k;
     const u64* counts = counts_at(p.g.rank) + (u64)p.g.rank * experts;
     for (u32 i = first + target::lane(); i < end; i += target::lanes()) {
-      const u32 e = number_of(target::read(p.choices + i));
+      const u32 e = number_in(target::read(p.choices + i));
       u32 at = (u32)target::read(p.places + (u64)b * experts + e);
       for (u32 f = 0; f < e; f++) at += (u32)target::read(counts + f);
-      for (u32 j = first; j < i; j++) at += number_of(target::read(p.choices + j)) == e;
+      for (u32 j = first; j < i; j++) at += number_in(target::read(p.choices + j)) == e;
       target::write(p.list + at, (u64)i);
       target::write(p.row_of_slot + i, (u64)at);
     }

@@ -1,16 +1,12 @@
 // Functions of one FP32 number, made of additions and multiplications alone: no target has a mathematics library here, and
 // all targets give the same bits, so a token is routed alike wherever it is.
 #pragma once
-#include "../target/target.h"
-
-DEVICE inline float as_float(u32 bits) { return __builtin_bit_cast(float, bits); }
-DEVICE inline u32 as_bits(float x) { return __builtin_bit_cast(u32, x); }
-constexpr u32 INFINITY_BITS = 0x7f800000;
+#include "fp32.h"
 
 // e^x to about one unit in the last place; 0 and infinity where it is too small or too large. NaN stays NaN.
 DEVICE inline float exp_of(float x) {
   if (x < -104.f) return 0;
-  if (x > 89.f) return as_float(INFINITY_BITS);
+  if (x > 89.f) return float_of(FP32_INFINITY);
   constexpr float SHIFT = 12582912.f;  // 1.5 * 2^23: adding it rounds to a whole number, which is in the low bits
   const float shifted = target::fma(x, 1.44269504f, SHIFT), n = shifted - SHIFT;
   const float r = target::fma(n, -1.42860677e-6f, target::fma(n, -0.693145752f, x));  // ln 2 in two parts
@@ -22,8 +18,8 @@ DEVICE inline float exp_of(float x) {
   y = target::fma(y, r, 0.5f);
   y = target::fma(y, r, 1.f);
   y = target::fma(y, r, 1.f);
-  const i32 power = (i32)(as_bits(shifted) - as_bits(SHIFT)), half = power / 2;  // in two steps, for results below 2^-126
-  return y * as_float((u32)(half + 127) << 23) * as_float((u32)(power - half + 127) << 23);
+  const i32 power = (i32)(bits_of(shifted) - bits_of(SHIFT)), half = power / 2;  // in two steps, for results below 2^-126
+  return y * float_of((u32)(half + 127) << 23) * float_of((u32)(power - half + 127) << 23);
 }
 
 // log(1 + t) for 0 <= t <= 1, as 2 artanh(t / (2 + t)).
@@ -53,11 +49,11 @@ DEVICE inline float swiglu(float gate, float up, float limit) {
 
 // FP32 in arrays that are read and written 8 or 16 bytes at a time.
 DEVICE inline float float_at(const Vec16* base, u64 i) {
-  return as_float((u32)(target::read((const u64*)base + i / 2) >> 32 * (i % 2)));
+  return float_of((u32)(target::read((const u64*)base + i / 2) >> 32 * (i % 2)));
 }
-DEVICE inline u64 two_floats(float a, float b) { return (u64)as_bits(b) << 32 | as_bits(a); }
+DEVICE inline u64 two_floats(float a, float b) { return (u64)bits_of(b) << 32 | bits_of(a); }
 DEVICE inline Vec16 four_floats(const float (&x)[4]) { return {two_floats(x[0], x[1]), two_floats(x[2], x[3])}; }
 // Words that hold a number and a float.
-DEVICE inline u64 number_and_float(u32 n, float x) { return (u64)as_bits(x) << 32 | n; }
-DEVICE inline u32 number_of(u64 word) { return (u32)word; }
-DEVICE inline float float_of(u64 word) { return as_float((u32)(word >> 32)); }
+DEVICE inline u64 number_and_float(u32 n, float x) { return (u64)bits_of(x) << 32 | n; }
+DEVICE inline u32 number_in(u64 word) { return (u32)word; }
+DEVICE inline float float_in(u64 word) { return float_of((u32)(word >> 32)); }

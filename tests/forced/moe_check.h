@@ -63,9 +63,9 @@ inline void moe_prepare(u32 me, u32 launch) {
   empty(&MoeRank::shared_h, T * s);
   empty(&MoeRank::shared_y, c.S ? T * w : 0);
   empty(&MoeRank::logits, T * p.logit_ld / 2);
-  empty(&MoeRank::scores, c.outside ? 0 : T * ((c.experts + 3) / 4 * 2));
+  empty(&MoeRank::scores, c.given == EXPERTS_AND_WEIGHTS ? 0 : T * ((c.experts + 3) / 4 * 2));
   empty(&MoeRank::choices, T * k);
-  empty(&MoeRank::scratch, c.outside ? 0 : T * 2);
+  empty(&MoeRank::scratch, c.given == EXPERTS_AND_WEIGHTS ? 0 : T * 2);
   empty(&MoeRank::places, blocks * c.experts);
   empty(&MoeRank::aux_parts, c.aux ? blocks * c.experts : 0);
   empty(&MoeRank::aux_sums, c.aux ? c.experts : 0);
@@ -75,7 +75,7 @@ inline void moe_prepare(u32 me, u32 launch) {
   empty(&MoeRank::tables, p.layout.words());
   const u32 biases = c.bias ? (c.experts + 1) / 2 : 0;
   fill(r.bias, biases, MOE_EXPERTS / 2 + 1, [&](u32 j) { return two_floats(c.bias_of(launch, 2 * j), c.bias_of(launch, 2 * j + 1)); });
-  if (c.outside)
+  if (c.given != NO_CHOICES)
     for (u32 j = 0; j < T * k; j++)
       target::write(r.choices + j, number_and_float(outside_expert(c, me, launch, j / k, j % k), 0.5f * (1 + j % 3)));
 }
@@ -103,7 +103,7 @@ inline void moe_route(const MoeCase& c, u32 rank, u32 launch, u32 t, MoeToken& t
     return c.parts == 1 ? z[0] : z[0] + (z[1] + z[2]);
   };
   to.gate = c.gate ? sigmoid(logit(c.gate_column())) : 1;
-  if (c.outside) {
+  if (c.given == EXPERTS_AND_WEIGHTS) {
     for (u32 j = 0; j < c.top_k; j++)
       to.choice[j] = {outside_expert(c, rank, launch, t, j), 0.5f * (1 + (t * c.top_k + j) % 3)};
     return;
@@ -130,11 +130,12 @@ inline void moe_route(const MoeCase& c, u32 rank, u32 launch, u32 t, MoeToken& t
   }
   u32 picks[MOE_TOP_K];
   moe_largest(keys, 0, E, c.top_k, picks);
+  for (u32 j = 0; c.given == EXPERTS && j < c.top_k; j++) picks[j] = outside_expert(c, rank, launch, t, j);
   sum = 0;
   for (u32 j = 0; j < c.top_k; j++) sum += to.score[picks[j]];
   for (u32 j = 0; j < c.top_k; j++) {
     const float s = to.score[picks[j]];
-    to.choice[j] = {picks[j], 2.5f * (c.normalise ? s / (sum + ROUTING_EPS) : s)};
+    to.choice[j] = {picks[j], 2.5f * (c.normalise ? s / (sum + MOE_EPS) : s)};
   }
 }
 
@@ -147,7 +148,7 @@ inline float moe_aux(const MoeCase& c, u32 rank, u32 T) {
       const MoeToken& token = moe_truth.token[rank][t];
       float all = 0;
       for (u32 e = 0; e < c.experts; e++) all += token.score[e];
-      for (u32 e = 0; e < c.experts; e++) part[e] += token.score[e] / (c.score == SOFTMAX ? 1.f : all + ROUTING_EPS);
+      for (u32 e = 0; e < c.experts; e++) part[e] += token.score[e] / (c.score == SOFTMAX ? 1.f : all + MOE_EPS);
       moe_largest(token.plain_key, 0, c.experts, c.top_k, picks);
       for (u32 j = 0; j < c.top_k; j++) n[picks[j]]++;
     }
@@ -224,7 +225,7 @@ inline bool moe_check_out(const MoeCase& c, u32 me, u32 launch, u32 t) {
     for (u32 h = 0; h < c.H; h++) out[h] = target::fma(c.weigh_inputs ? 1 : token.choice[j].w, y[h], out[h]);
   }
   if (c.S) {
-    moe_expert(token.x, c.H, c.S, 's', 't', me, launch, 0, as_float(INFINITY_BITS), y);
+    moe_expert(token.x, c.H, c.S, 's', 't', me, launch, 0, float_of(FP32_INFINITY), y);
     for (u32 h = 0; h < c.H; h++) out[h] = target::fma(token.gate, y[h], out[h]);
   }
   for (u32 h = 0; h < c.H; h++) {
@@ -271,8 +272,8 @@ inline void moe_check(u32 me, u32 launch) {
   moe_make_truth(c, launch);
   for (u32 t = 0; t < T; t++)
     if (!moe_check_out(c, me, launch, t)) return;
-  const float aux = c.aux ? moe_aux(c, me, T) : 0, got = float_of(target::read(moe_ranks[me].aux_loss));
-  if (as_bits(aux) != as_bits(got)) return moe_wrong(me, launch, "aux loss", 0, 0, got, aux);
+  const float aux = c.aux ? moe_aux(c, me, T) : 0, got = float_in(target::read(moe_ranks[me].aux_loss));
+  if (bits_of(aux) != bits_of(got)) return moe_wrong(me, launch, "aux loss", 0, 0, got, aux);
   moe_check_rings(c, me, launch);
 }
 

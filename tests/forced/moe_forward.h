@@ -3,6 +3,7 @@
 #include "../../hip_kernels/kernels/moe_forward.hip"
 #include "history.h"
 
+constexpr float MOE_EPS = 1e-20f;
 constexpr u32 MOE_ROW_CAP = 84, MOE_TOKENS = 8, MOE_TOP_K = 3, MOE_EXPERTS = 16, MOE_WIDE = 16, MOE_OWNED = 3;
 constexpr u32 MOE_SIGNALS = (sizeof(MoeSignals) - sizeof(Signals)) / 4 + 2 * MOE_ROW_CAP * MAX_RANKS;
 
@@ -10,13 +11,14 @@ constexpr u32 MOE_SIGNALS = (sizeof(MoeSignals) - sizeof(Signals)) / 4 + 2 * MOE
 struct MoeCase {
   u32 per_rank, experts, top_k, score, groups, top_groups, group_top, parts;
   u32 H, I, S, pad, tile_m, block, step_rows, x_slots, scans;
-  bool bias, outside, gate, aux, weigh_inputs, pull, strided, normalise, keep;
+  Given given;
+  bool bias, gate, aux, weigh_inputs, pull, strided, normalise, keep;
   enum Skew : u32 { ANY, ONE_EXPERT, DEAD_EXPERTS, ONE_RANK } skew;
   u32 hot, row_cap, move_cap, send_cap;
   float clamp;
 
-  u32 router_rows() const { return (outside ? gate : experts + gate) + 3 & ~3u; }
-  u32 gate_column() const { return gate ? (outside ? 0 : experts) : NOBODY; }
+  u32 router_rows() const { return (given == EXPERTS_AND_WEIGHTS ? gate : experts + gate) + 3 & ~3u; }
+  u32 gate_column() const { return gate ? (given == EXPERTS_AND_WEIGHTS ? 0 : experts) : NOBODY; }
   // What is added to the keys of expert e, so that choices are skewed.
   float bias_of(u32 launch, u32 e) const {
     const float any = (i32)(mix(H0(), launch, e) % 5) - 2;
@@ -57,18 +59,18 @@ inline MoeCase moe_case(u32 launch) {
   c.block = dice.below(2) ? c.tile_m : 1;
   c.step_rows = 1 + dice.below(2);
   c.scans = 1 + dice.below(2);
-  c.outside = !dice.below(4);
+  c.given = dice.below(3) ? NO_CHOICES : (Given)(1 + dice.below(2));
   c.skew = (MoeCase::Skew)dice.below(4);
   c.bias = c.skew || dice.below(2);
   c.gate = c.S && dice.below(2);
-  c.aux = !c.outside && dice.below(2);
+  c.aux = c.given != EXPERTS_AND_WEIGHTS && dice.below(2);
   c.weigh_inputs = c.top_k == 1 && dice.below(2);
   c.pull = dice.below(3) == 0 && !c.weigh_inputs;
   c.strided = dice.below(2);
   c.normalise = dice.below(2);
   c.keep = dice.below(2);
   c.hot = dice.below(c.experts);
-  c.clamp = dice.below(2) ? 10.f : as_float(INFINITY_BITS);
+  c.clamp = dice.below(2) ? 10.f : float_of(FP32_INFINITY);
   const u32 owned = c.top_k < c.per_rank ? c.top_k : c.per_rank, padding = R * c.per_rank * (c.pad - 1);
   u32 T = 0;
   for (u32 q = 0; q < R; q++) T = most_in(T, s.m.rows(q));
@@ -192,7 +194,7 @@ inline MoeParams moe_params(u32 me, u32 launch) {
   p.list = r.list;
   p.row_of_slot = r.row_of_slot;
   p.scan_room = r.room;
-  p.routing = {c.top_k, c.score, c.normalise, c.groups, c.top_groups, c.group_top, 2.5f, c.aux ? 0.25f : 0, c.weigh_inputs};
+  p.routing = {c.top_k, c.score, c.normalise, c.groups, c.top_groups, c.group_top, MOE_EPS, 2.5f, c.aux ? 0.25f : 0, c.weigh_inputs};
   p.clamp = c.clamp;
   p.tokens = T;
   p.block = c.block;
@@ -201,7 +203,7 @@ inline MoeParams moe_params(u32 me, u32 launch) {
   p.router_parts = c.parts;
   p.logit_ld = p.router_rows * c.parts;
   p.gate_column = c.gate_column();
-  p.outside_routing = c.outside;
+  p.given = c.given;
   p.tile_n = 8 + 8 * own.below(2);
   p.scans = c.scans;
   p.x_slots = c.x_slots;

@@ -181,10 +181,10 @@ struct SortsBackwards : MoeForward {
     const u32 end = first + (left < p.block * k ? left : p.block * k);
     const u64* counts = r.counts_at(p.g.rank) + (u64)p.g.rank * r.experts;
     for (u32 i = first; i < end; i++) {
-      const u32 e = number_of(target::read(p.choices + i));
+      const u32 e = number_in(target::read(p.choices + i));
       u32 at = (u32)target::read(p.places + (u64)w.row * r.experts + e);
       for (u32 f = 0; f < e; f++) at += (u32)target::read(counts + f);
-      for (u32 j = i + 1; j < end; j++) at += number_of(target::read(p.choices + j)) == e;
+      for (u32 j = i + 1; j < end; j++) at += number_in(target::read(p.choices + j)) == e;
       target::write(p.list + at, (u64)i);
       target::write(p.row_of_slot + i, (u64)at);
     }
@@ -203,7 +203,7 @@ struct LeavesPadding : MoeForward {
       Vec16* to = rows.ring_x(w.chunk, w.row) + (u64)(l.start(me, e) + i - tile * l.tile_m) * rows.words;
       for (u32 c = 0; c < rows.words; c++) {
         const Vec16 v = target::read(s.p.x + token * rows.words + c);
-        target::write(to + c, s.p.routing.weigh_inputs ? weighted(v, float_of(target::read(s.p.choices + token))) : v);
+        target::write(to + c, s.p.routing.weigh_inputs ? weighted(v, float_in(target::read(s.p.choices + token))) : v);
       }
     }
   }
@@ -220,7 +220,7 @@ struct FoldsBackwards : MoeForward {
       float sum[8] = {};
       for (u32 j = k; j-- > 0;) {
         const u64 row = target::read(p.row_of_slot + t * k + j);
-        const float weight = p.routing.weigh_inputs ? 1.f : float_of(target::read(p.choices + t * k + j));
+        const float weight = p.routing.weigh_inputs ? 1.f : float_in(target::read(p.choices + t * k + j));
         MoeRows::add(sum, target::read(rows.combine(p.g.rank) + row * rows.words + column), weight);
       }
       const u64 at = t * p.logit_ld + p.gate_column;
