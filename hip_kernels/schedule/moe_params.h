@@ -65,7 +65,7 @@ struct MoeParams {
   u64* places;                // [blocks][experts]: of a block, its rows; since SCAN, where they begin in the expert's list
   u64* aux_parts;             // [blocks][experts]: count, sum of scores << 32
   u64* aux_sums;              // [experts]: the same over all blocks
-  u64* aux_loss;              // [1] fp32 in the low half
+  u64* aux_loss;              // [1] fp32 << 32
   u64* list;                  // [tokens * top_k]: token * top_k + slot, by expert, then by token
   u64* row_of_slot;           // [tokens][top_k]: the inverse
   u64* scan_room;             // [lanes] scratch of PLAN

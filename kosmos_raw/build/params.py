@@ -121,3 +121,43 @@ QUANTIZE_MXFP8 = _struct(
     ("m", CHUNKS),
     *((name, "u4") for name in "columns ld rule wgs".split()),
 )
+
+MOE_SCANS = 8
+MOE_SIGNALS = _struct(  # then two arrays of [MAX_RANKS][row_cap]
+    ("common", SIGNALS),
+    ("counts_in", "u4", (MAX_RANKS, MOE_SCANS)),
+    ("sorted_in", "u4", (MAX_RANKS,)),
+    ("landed", "u4", (MAX_RANKS,)),
+    ("rows", "u4"),
+)
+MOE_LAYOUT = _struct(
+    ("tables", "u8"),
+    *(
+        (name, "u4")
+        for name in "rank ranks experts per_rank tile_m pad step_rows strided pull row_cap move_cap send_cap".split()
+    ),
+)
+MOE_WEIGHTS = _struct(*((name, "u8") for name in "router bias gate_up down shared_gate_up shared_down".split()))
+MOE_ROUTING = _struct(
+    *((name, "u4") for name in "top_k score normalise groups top_groups group_top".split()),
+    *((name, "f4") for name in "eps scale aux_scale".split()),
+    ("weigh_inputs", "u4"),
+)
+MOE_FORWARD = _struct(
+    ("g", GROUP),
+    ("counters", COUNTERS),
+    ("layout", MOE_LAYOUT),
+    ("arena_of", "u8", (MAX_RANKS,)),
+    *((name, "u8") for name in "counts_at counts_words x_at combine_at source_at list_at x out".split()),
+    ("weights", MOE_WEIGHTS),
+    *((name, "u8") for name in "pre h y shared_pre shared_h shared_y logits scores choices token_scratch".split()),
+    *((name, "u8") for name in "places aux_parts aux_sums aux_loss list row_of_slot scan_room".split()),
+    ("routing", MOE_ROUTING),
+    ("clamp", "f4"),
+    *((name, "u4") for name in "tokens block H I S router_rows router_parts logit_ld gate_column given".split()),
+    *((name, "u4") for name in "tile_n scans x_slots h_slots y_slots lag side_by_side".split()),
+    *((name, "u4") for name in "movers senders crew crew_tiles".split()),
+)
+MOE_NOBODY = 0xFFFFFFFF  # no column
+MOE_GIVEN = ("no_choices", "experts", "experts_and_weights")
+MOE_SCORES = ("softmax", "sigmoid", "sqrtsoftplus")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from ..build.params import SIGNALS
 from ..device.base import Device, Memory
 from ..errors import ArenaFull
 from ..ranks.rendezvous import Rendezvous
 from .allocator import Allocator
+
+
+# Of a rank: Signals, then words of operators that need more. Fixed, for peers open it once.
+SIGNAL_BYTES = 4 << 20
 
 
 class Arena:
@@ -22,7 +25,7 @@ class Arena:
         self.rank, self.ranks = rendezvous.rank, rendezvous.ranks
         self._rendezvous = rendezvous
         self._own = [
-            device.allocate(SIGNALS.itemsize, signals=True, shared=True),
+            device.allocate(SIGNAL_BYTES, signals=True, shared=True),
             device.allocate(nbytes, shared=True),
         ]
         handles = rendezvous.allgather([device.export(memory) for memory in self._own])
@@ -97,8 +100,13 @@ class Arena:
         """Offset and bytes of every region of operators, by name."""
         return dict(self._regions_of_operators)
 
+    def need_signals(self, nbytes: int, what: str) -> None:
+        """Raises ArenaFull when an operator's signals, Signals in front of them, do not fit."""
+        if nbytes > SIGNAL_BYTES:
+            raise ArenaFull(f"{what}: needs {nbytes:,} bytes of signals, there are {SIGNAL_BYTES:,}; give fewer tokens a call")
+
     def zero_signals(self) -> None:
-        self.device.zero(self._own[0].address, SIGNALS.itemsize)
+        self.device.zero(self._own[0].address, SIGNAL_BYTES)
 
     def close(self) -> None:
         """Undoes the opening, waits until all ranks have, and frees. Collective."""

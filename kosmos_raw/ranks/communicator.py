@@ -11,11 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from ..build.params import GAVE_UP, GROUP, KINDS, MAX_RANKS, SENTINEL, SIGNALS, WAIT_RECORD
+from ..build.params import (
+    GAVE_UP,
+    GROUP,
+    KINDS,
+    MAX_RANKS,
+    MOE_SCANS,
+    MOE_SIGNALS,
+    SENTINEL,
+    SIGNALS,
+    WAIT_RECORD,
+)
 from ..device import open_device
 from ..device.base import Kernel, Matrix, Memory
 from ..errors import CommunicatorBroken, KosmosError, NotAvailable, RankLost, WaitError, WaitRecord
-from ..memory.arena import Arena
+from ..memory.arena import SIGNAL_BYTES, Arena
 from .rendezvous import Rendezvous
 from .uncollected import uncollected
 
@@ -171,19 +181,29 @@ class Communicator:
             memory = self._local[name] = self.device.allocate(nbytes)
         return memory.address
 
+    def symmetric_region(self, name: str, nbytes: int, op: str) -> tuple[int, int]:
+        """Offset and bytes of at least `nbytes` that operators keep in every rank's arena under `name`.
+
+        Raises: ArenaFull, on all ranks alike.
+        """
+        self._check_usable(op)
+        _, new = self._arena.region(name, nbytes, op)
+        if new:  # its place may have been another's
+            self.synchronize()
+            self._rendezvous.barrier()  # no rank's launch is still reading there
+        return self._arena.regions()[name]
+
     def fill_staging(self, staging: np.ndarray, nbytes: int, op: str) -> int:
         """Fills a Staging struct for a launch that writes `nbytes` of partial results; equal on all ranks.
 
         Returns: the turn, which must be equal on all ranks too: part of `call`.
         Raises: ArenaFull, on all ranks alike.
         """
-        self._check_usable(op)
-        offset, new = self._arena.region("staging", 2 * nbytes, op)
-        if new:  # its place may have been another's
-            self.synchronize()
-            self._rendezvous.barrier()  # no rank's launch is still reading there
+        before = self._arena.regions().get("staging")
+        offset, size = self.symmetric_region("staging", 2 * nbytes, op)
+        if (offset, size) != before:
             self._poison_staging()
-        capacity = self._arena.regions()["staging"][1] // 2
+        capacity = size // 2
         staging["of"][0, : self.ranks] = [self._arena.address(q, offset) for q in range(self.ranks)]
         staging["buffer_words"], staging["dirty_words"] = capacity // 16, self._staging_dirty // 16
         self._staging_turn = (self._staging_turn + 1) & 0xFFFFFFFF
@@ -314,11 +334,14 @@ class Communicator:
 
     def _signal_name(self, address: int) -> str:
         offset = address - self._arena.signals(self.rank)
-        if 0 <= offset < SIGNALS.itemsize:
-            for name in reversed(SIGNALS.names or ()):
-                start = SIGNALS.fields[name][1]  # type: ignore[index]
-                if offset >= start:
-                    return f"{name}[{(offset - start) // 4 % MAX_RANKS}]"
+        for struct in (SIGNALS, MOE_SIGNALS):
+            for name in reversed(struct.names or ()):
+                start = struct.fields[name][1]  # type: ignore[index]
+                if start <= offset < struct.itemsize:
+                    word = (offset - start) // 4
+                    return f"{name}[{word // MOE_SCANS if name == 'counts_in' else word % MAX_RANKS}]"
+        if 0 <= offset < SIGNAL_BYTES:
+            return f"signal[{(offset - MOE_SIGNALS.fields['rows'][1]) // 4}]"  # type: ignore[index]
         counters = self._local.get("counters")
         if counters and 0 <= address - counters.address < counters.nbytes:
             return f"counter[{(address - counters.address) // 4 % (counters.nbytes // 8)}]"

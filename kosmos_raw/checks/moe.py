@@ -1,0 +1,204 @@
+"""What `validate moe_forward` does on every rank: random layers against the float64 oracle."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from tqdm import tqdm
+
+from ..device.base import Tile
+from ..numerics.moe import generators
+from ..numerics.moe.judge import judge_forward
+from ..numerics.moe.layer import Weights
+from ..ops.moe_forward import MoELayer, MoESaved
+from ..ops.moe_weights import MoEWeights
+from ..plan.moe.config import MoEConfig
+from ..plan.moe.forward import plan_moe_forward
+from ..plan.moe.sizes import Rings, tables
+from ..ranks.communicator import POISON, Communicator
+from .validate import GUARD_ROWS, Outcome
+
+RINGS = ("default", "smallest", "all")
+
+
+@dataclass(frozen=True)
+class MoeCase:
+    """One layer, its tokens on each rank, and how it is run."""
+
+    config: MoEConfig
+    tokens: tuple[int, ...]
+    routing: str = "balanced"
+    rings: str = "default"  # "smallest": one tile row each; "all": every row of any routing
+    policy: str = "two_way"
+    pull: bool = False
+    pad: int = 1
+    float_router: bool = False  # FP32, in three BF16 parts
+    given: str = ""  # "experts" or "weights": what the caller gives
+    iters: int = 2
+    repeats: int = 2
+    delay_us: int = 0
+    seed: int = 0
+
+    @property
+    def ranks(self) -> int:
+        return len(self.tokens)
+
+    def rings_for(self, tile: Tile) -> Rings | None:
+        if self.rings == "default":
+            return None
+        t = tables(self.config, self.ranks, max(self.tokens), tile.m, pad=self.pad, pull=self.pull)
+        return Rings.holding(1 if self.rings == "smallest" else t.row_cap)
+
+    def inputs(self, iteration: int) -> generators.Inputs:
+        given = generators.inputs(self.config, self.tokens, self.routing, seed=self.seed * 1000 + iteration)
+        if not self.float_router:
+            return given
+        rng = np.random.default_rng((self.seed, iteration))
+        router = given.weights.router * (1 + rng.uniform(-(2.0**-9), 2.0**-9, given.weights.router.shape))
+        return replace(given, weights=replace(given.weights, router=router.astype(np.float32).astype(np.float64)))
+
+
+def arena_bytes(case: MoeCase, tile: Tile) -> int:
+    """Room for the layer of `case`, and one like it with rings that hold all."""
+    sizes = [replace(case, rings=rings).rings_for(tile) for rings in (case.rings, "all")]
+    plans = [
+        plan_moe_forward(case.config, case.ranks, max(case.tokens), tile, 4, rings=r, pad=case.pad, pull=case.pull)
+        for r in sizes
+    ]
+    each = [p.x_bytes + p.combine_bytes + p.tokens * case.config.top_k * 8 for p in plans]
+    return sum(each) + max(case.tokens) * case.config.hidden * 2 + plans[0].counts_bytes * 2 + (1 << 20)
+
+
+def own_weights(case: MoeCase, w: Weights, rank: int, xp: Any) -> MoEWeights:
+    """Of this rank, on its device."""
+    own = case.config.experts_of(rank, case.ranks)
+
+    def bf16(array: Any) -> Any:
+        return None if array is None else xp.asarray(array.astype(ml_dtypes.bfloat16).view(np.uint16))
+
+    def router(array: Any) -> Any:
+        return xp.asarray(array.astype(np.float32)) if case.float_router and array is not None else bf16(array)
+
+    bias = None if w.bias is None else xp.asarray(w.bias.astype(np.float32))
+    experts = slice(own.start, own.stop)
+    return MoEWeights(
+        router(w.router),
+        bf16(w.gate_up[experts]),
+        bf16(w.down[experts]),
+        bf16(w.shared_gate_up),
+        bf16(w.shared_down),
+        router(w.shared_gate),
+        bias,
+    )
+
+
+def make_layer(comm: Communicator, case: MoeCase, w: Weights) -> MoELayer:
+    return MoELayer(
+        comm,
+        case.config,
+        own_weights(case, w, comm.rank, comm.device.xp),
+        tokens=max(case.tokens),
+        rings=case.rings_for(comm.kernel("moe_forward").tile),
+        policy=case.policy,
+        pad=case.pad,
+        pull=case.pull,
+    )
+
+
+def run(comm: Communicator, case: MoeCase, progress: bool = False) -> Outcome:
+    """Runs `case` on this rank; every rank calls it. Each iteration has new weights and tokens."""
+    outcome, xp = Outcome(), comm.device.xp
+    layers = [make_layer(comm, case, case.inputs(0).weights)]
+    if case.rings != "all":  # whose bits must be the same
+        layers.append(make_layer(comm, replace(case, rings="all"), case.inputs(0).weights))
+    dice, times = random.Random(case.seed * 8 + comm.rank), []
+    comm.device.most_delay_us = case.delay_us
+    bars = tqdm(range(case.iters), desc="moe_forward", disable=None if progress and comm.rank == 0 else True, leave=False)
+    for iteration in bars:
+        given = case.inputs(iteration)
+        x = given.x[comm.rank].astype(ml_dtypes.bfloat16).view(np.uint16)
+        guarded = xp.empty((len(x) + 2 * GUARD_ROWS, case.config.hidden), np.uint16)
+        out = guarded[GUARD_ROWS : len(guarded) - GUARD_ROWS]
+        results = []
+        for layer in layers:
+            layer.set_weights(own_weights(case, given.weights, comm.rank, xp))
+        for layer in [layers[0]] * case.repeats + layers[1:]:
+            comm.poison()
+            comm.device.fill(comm.device.address_of(guarded), guarded.nbytes, POISON)
+            inputs = xp.array(x)
+            time.sleep(dice.random() * case.delay_us * 1e-6)
+            start = time.perf_counter()
+            _, saved = layer.forward(inputs, out=out, **_given(case, given, comm.rank, xp))
+            comm.synchronize()
+            times.append(time.perf_counter() - start)
+            results.append(_results(case, saved, guarded))
+            if not np.array_equal(_to_numpy(inputs), x):
+                outcome.fail(f"iteration {iteration}: x was changed")
+        _judge(outcome, case, given, comm.rank, iteration, results)
+    comm.device.most_delay_us = 0
+    outcome.seconds = sorted(times)[(len(times) - 1) // 2] if times else 0.0
+    for layer in layers:
+        layer.close()
+    return outcome
+
+
+def _given(case: MoeCase, given: generators.Inputs, rank: int, xp: Any) -> dict[str, Any]:
+    if given.ids is not None and not case.given:
+        return {"experts": xp.asarray(given.ids[rank].astype(np.int32))}
+    if not case.given:
+        return {}
+    rng = np.random.default_rng((case.seed, rank))
+    shape = (case.tokens[rank], case.config.experts)
+    ids = np.argsort(rng.random(shape), axis=-1)[:, : case.config.top_k].astype(np.int32)
+    choices = {"experts": xp.asarray(ids)}
+    return choices | ({"weights": xp.asarray(rng.random(ids.shape, np.float32))} if case.given == "weights" else {})
+
+
+def _results(case: MoeCase, saved: MoESaved, guarded: Any) -> dict[str, np.ndarray]:
+    found = {"out": guarded, "ids": saved.experts, "weights": saved.weights}
+    if saved.logits is not None:
+        found["logits"] = saved.logits
+        if case.config.aux_loss != "none":
+            found["aux"] = saved.aux_loss
+    return {name: _to_numpy(array) for name, array in found.items()}
+
+
+def _judge(
+    outcome: Outcome,
+    case: MoeCase,
+    given: generators.Inputs,
+    rank: int,
+    iteration: int,
+    results: Sequence[dict[str, np.ndarray]],
+) -> None:
+    first = results[0]
+    for other, again in enumerate(results[1:], 1):
+        for name, value in first.items():
+            if value.tobytes() != again[name].tobytes():
+                outcome.bitwise_repeat = False
+                which = "with rings that hold all" if other >= case.repeats else f"in run {other + 1}"
+                outcome.fail(f"iteration {iteration}: {name}: other bits {which}")
+    guards = np.concatenate([first["out"][:GUARD_ROWS], first["out"][len(first["out"]) - GUARD_ROWS :]])
+    if not (guards == POISON).all():
+        outcome.fail(f"iteration {iteration}: rows outside the output were written")
+    got = dict(first)
+    got["out"] = first["out"][GUARD_ROWS : len(first["out"]) - GUARD_ROWS].view(ml_dtypes.bfloat16).astype(np.float64)
+    tokens = [case.tokens[rank]] if case.tokens[rank] else []
+    compared = judge_forward(case.config, given.x[rank], given.weights, got, sequences=tokens)
+    for name, c in compared.items():
+        if name == "out":
+            outcome.max_abs_error = max(outcome.max_abs_error, c.max_abs_error)
+            outcome.rel_error = max(outcome.rel_error, c.rel_error)
+        outcome.over_bound = max(outcome.over_bound, c.over_bound)
+        if not c.passed:
+            outcome.fail(f"iteration {iteration}: {name} at {c.worst}: got {c.got}, want {c.wanted}")
+
+
+def _to_numpy(array: Any) -> np.ndarray:
+    return np.array(array.get() if hasattr(array, "get") else array)

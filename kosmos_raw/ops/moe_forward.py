@@ -1,0 +1,304 @@
+"""moe_forward: a whole MoE layer, from the router to the fold, in one launch a rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from ..build.params import MAX_RANKS, MOE_FORWARD, MOE_GIVEN, MOE_NOBODY, MOE_SCORES
+from ..device.base import Matrix
+from ..plan.moe.config import MoEConfig
+from ..plan.moe.forward import LANES, OP, Crews, MoeForwardPlan, plan_moe_forward
+from ..plan.moe.sizes import Rings
+from ..ranks.communicator import Communicator
+from .arguments import as_matrix, local_operand, result, symmetric_operand
+from .moe_weights import MoEWeights, Prepared, parts_of, refuse_extra, separated
+
+
+@dataclass(frozen=True)
+class MoESaved:
+    """What a forward has left of its way, until the layer's next one. Arrays of the device."""
+
+    layer: MoELayer
+    x: Any  # [T, H] bf16, as it was given
+    logits: Any  # [T, experts] float32; None where choices and weights were given
+    choices: Any  # [T, top_k] uint64: expert, weight << 32
+    aux_loss: Any  # [] float32
+
+    @property
+    def experts(self) -> Any:
+        """[T, top_k] int32, in the order in which they are folded."""
+        return (self.choices & 0xFFFFFFFF).astype(np.int32)
+
+    @property
+    def weights(self) -> Any:
+        """[T, top_k] float32."""
+        return (self.choices >> 32).astype(np.uint32).view(np.float32)
+
+
+class MoELayer:
+    """An MoE layer under expert parallelism: each rank has its own tokens, and per_rank = ceil(experts / ranks) experts.
+
+    `forward` is one launch a rank, with no word from the host in between: logits, choices, plan, dispatch beside GEMM1,
+    GEMM2 beside combine, the shared expert in every gap, fold (paper section 3.3.1). Rows that ranks receive lie in rings
+    that need not hold all of them, so any routing runs in the same memory, and no token is dropped. Bits depend on
+    neither rings, crews nor who was first.
+
+    Args:
+        config: equal on all ranks.
+        weights: of this rank. They are copied into the kernel's layout; `set_weights` takes new ones.
+        tokens: the most that a rank will have in a call, equal on all ranks.
+        rings: how many received tile rows lie in memory at a time; None: 1.5 times balanced rows.
+        policy: how WGs divide moving and building, see plan.moe.forward.crews_for; crews: instead of what follows.
+        pad: to whose multiples the rows of a source for an expert are filled up with zeros; a divisor of a tile's rows.
+        pull: owners pull rows, instead of sources pushing them.
+        keep: keeps pre-activations for the backward.
+        strided: takes a hot expert's rows from all sources at a time.
+    Making one, `forward` and `close` are collective.
+    Raises:
+        ValueError, TypeError: an argument is wrong; says what came and what was wanted.
+        ArenaFull: the rings and the combine buffer do not fit in the arena.
+    """
+
+    _numbers = count()
+
+    def __init__(
+        self,
+        comm: Communicator,
+        config: MoEConfig,
+        weights: MoEWeights,
+        *,
+        tokens: int,
+        rings: Rings | None = None,
+        policy: str = "two_way",
+        crews: Crews | None = None,
+        pad: int = 1,
+        pull: bool = False,
+        keep: bool = True,
+        strided: bool = True,
+    ):
+        self.comm, self.config, self.strided = comm, config, strided
+        refuse_extra(config, weights)
+        kernel = comm.kernel(OP)
+        self.plan: MoeForwardPlan = plan_moe_forward(
+            config,
+            comm.ranks,
+            tokens,
+            kernel.tile,
+            comm.workgroups,
+            rings=rings,
+            policy=policy,
+            crews=crews,
+            pad=pad,
+            pull=pull,
+            keep=keep,
+            router_parts=parts_of(weights),
+        )
+        comm.arena.need_signals(self.plan.signal_bytes, OP)
+        self._name = f"{OP}.{next(self._numbers)}"
+        self.set_weights(weights)
+        hidden, tile_m, rings = config.hidden, self.plan.tile.m, self.plan.rings
+        self._x_ring = comm.empty((rings.x_slots * tile_m, hidden), np.uint16)
+        self._combine = comm.empty((max(1, tokens * config.top_k), hidden), np.uint16)
+        self._list = comm.empty((max(2, tokens * config.top_k),), np.uint64)
+
+    def set_weights(self, weights: MoEWeights) -> None:
+        """Takes new weights, of the same shapes. Not collective."""
+        if parts_of(weights) != self.plan.router_parts:
+            raise TypeError(f"{OP}: weights.router has dtype {weights.router.dtype}, another one than before")
+        self.weights = Prepared(self.comm, self.plan, weights)
+
+    def forward(
+        self, x: Any, *, experts: Any | None = None, weights: Any | None = None, out: Any | None = None
+    ) -> tuple[Any, MoESaved]:
+        """The layer on this rank's tokens.
+
+        Args:
+            x: bf16 [T, hidden], T at most the layer's tokens; ranks may differ, and have none.
+            experts: integers [T, top_k], all different in a row: the choices, which the router then does not make.
+                Their weights are its scores (hash routing), unless `weights` are given too.
+            weights: float32 [T, top_k].
+            out: bf16 [T, hidden] to fill; None allocates it. Must not overlap x.
+        Returns: (Y of x's dtype, what the backward needs).
+        """
+        config, plan = self.config, self.plan
+        x = as_matrix(self.comm, OP, "x", x)
+        tokens = x.shape[0]
+        if x.shape[1] != config.hidden or tokens > plan.tokens:
+            raise ValueError(
+                f"{OP}: x has shape {tuple(x.shape)}, want at most {plan.tokens} tokens of {config.hidden} on rank "
+                f"{self.comm.rank}; make the layer with tokens={max(tokens, plan.tokens)}"
+            )
+        given = self._given(tokens, experts, weights)
+        out = result(self.comm, OP, out, tuple(x.shape), x.dtype, {"x": x})
+        direct = out.flags.c_contiguous and self.comm.device.address_of(out) % 16 == 0
+        params = self._params(x, given)
+        target = self.comm.device.address_of(out) if direct else self._room("out", tokens * config.hidden * 2)
+        params["out"] = target
+        rings = plan.rings
+        # What must be equal on all ranks. The rest of the rings, and the crews, need not.
+        call = (config, plan.tokens, plan.tile.m, plan.pad, plan.pull, rings.step_rows, rings.x_slots, self.strided)
+        call += (int(params["x_at"][0]), int(params["combine_at"][0]), int(params["counts_at"][0]))
+        self.comm.launch(OP, params, call, plan.counter_words(tokens), self._operands(params, tokens))
+        if not direct:
+            out.view(np.uint16)[...] = self._array("out", tuple(x.shape), np.uint16)
+        return out, self._saved(x, given)
+
+    def close(self) -> None:
+        """Gives the layer's part of the arena back. Collective; no launch may be under way."""
+        for array in (self._x_ring, self._combine, self._list):
+            self.comm.free(array)
+
+    # -- what a call is made of
+
+    def _given(self, tokens: int, experts: Any | None, weights: Any | None) -> str:
+        """What the caller gives, put where the kernel looks for it."""
+        shape = (tokens, self.config.top_k)
+        for name, value in (("experts", experts), ("weights", weights)):
+            if value is not None and tuple(value.shape) != shape:
+                raise ValueError(f"{OP}: {name} has shape {tuple(value.shape)}, want {shape} on rank {self.comm.rank}")
+        if experts is None:
+            if weights is not None or self.config.hash_routing:
+                raise ValueError(f"{OP}: give experts [T, top_k]: the config routes by a hash, or weights are given")
+            return "no_choices"
+        choices = self._array("choices", shape, np.uint64)
+        choices[...] = experts.astype(np.uint64)
+        if not self.comm.device.queues_launches and tokens and int(choices.max()) >= self.config.experts:
+            raise ValueError(f"{OP}: experts has {int(choices.max())}, want 0 to {self.config.experts - 1}")
+        if weights is None:
+            return "experts"
+        if weights.dtype != np.float32:
+            raise TypeError(f"{OP}: weights has dtype {weights.dtype}, want float32")
+        bits = self.comm.device.xp.ascontiguousarray(weights).view(np.uint32)
+        choices |= bits.astype(np.uint64) << np.uint64(32)
+        return "experts_and_weights"
+
+    def _params(self, x: Any, given: str) -> np.ndarray:
+        comm, c, plan = self.comm, self.config, self.plan
+        params = np.zeros(1, MOE_FORWARD)
+        p = params[0]
+        tokens = x.shape[0]
+        self._fill_arena(p, x)
+        self._fill_layout(p["layout"])
+        self._fill_weights(p["weights"], given)
+        self._fill_room(p, tokens)
+        self._fill_routing(p, tokens, given)
+        p["x"] = local_operand(comm, f"{self._name}.x", x, c.hidden) if not plan.pull else self._symmetric(p, "source_at")
+        p["clamp"] = np.inf if c.swiglu_limit is None else c.swiglu_limit
+        p["tokens"], p["block"] = tokens, plan.block
+        p["H"], p["I"], p["S"] = c.hidden, plan.width, plan.shared_width
+        p["tile_n"], p["scans"], p["side_by_side"] = plan.tile.n, plan.scans, plan.side_by_side
+        for name in ("x_slots", "h_slots", "y_slots", "lag"):
+            p[name] = getattr(plan.rings, name)
+        for name in ("movers", "senders", "crew", "crew_tiles"):
+            p[name] = getattr(plan.crews, name)
+        return params
+
+    def _fill_arena(self, p: Any, x: Any) -> None:
+        comm, plan, arena = self.comm, self.plan, self.comm.arena
+        p["arena_of"][: comm.ranks] = [arena.address(q) for q in range(comm.ranks)]
+        offset, nbytes = comm.symmetric_region("moe.counts", 2 * plan.counts_bytes, OP)
+        p["counts_at"], p["counts_words"] = offset // 16, nbytes // 2 // 16
+        for name, array in (("x_at", self._x_ring), ("combine_at", self._combine), ("list_at", self._list)):
+            p[name] = (comm.device.address_of(array) - arena.address(comm.rank)) // 16
+        p["list"] = comm.device.address_of(self._list)
+        if plan.pull:
+            most = plan.tokens * self.config.hidden * 2
+            p["source_at"] = symmetric_operand(comm, OP, x, self.config.hidden, most) // 16
+
+    def _symmetric(self, p: Any, name: str) -> int:
+        return self.comm.arena.address(self.comm.rank, int(p[name]) * 16)
+
+    def _fill_layout(self, layout: Any) -> None:
+        comm, plan, t = self.comm, self.plan, self.plan.tables
+        layout["tables"] = self._room("tables", plan.table_words * 8)
+        layout["rank"], layout["ranks"] = comm.rank, comm.ranks
+        layout["experts"], layout["per_rank"] = self.config.experts, self.config.per_rank(comm.ranks)
+        layout["tile_m"], layout["pad"], layout["step_rows"] = plan.tile.m, plan.pad, plan.rings.step_rows
+        layout["strided"], layout["pull"] = self.strided, plan.pull
+        layout["row_cap"], layout["move_cap"], layout["send_cap"] = t.row_cap, t.move_cap, t.send_cap
+
+    def _fill_weights(self, weights: Any, given: str) -> None:
+        have = self.weights
+        router = have.gate_alone if given == "experts_and_weights" else have.router
+        named = {"router": router, "bias": have.bias, "gate_up": have.gate_up, "down": have.down}
+        named |= {"shared_gate_up": have.shared_gate_up, "shared_down": have.shared_down}
+        for name, array in named.items():
+            weights[name] = 0 if array is None else self.comm.device.address_of(array)
+
+    def _fill_room(self, p: Any, tokens: int) -> None:
+        """Memory of this rank alone, for as many tokens as the layer may have: what is kept does not move."""
+        c, plan, most = self.config, self.plan, self.plan.tokens
+        tile_m, rings = plan.tile.m, plan.rings
+        rows = {"h": rings.h_slots * tile_m * plan.width, "y": rings.y_slots * tile_m * c.hidden}
+        rows |= {"shared_h": most * plan.shared_width, "shared_y": most * c.hidden * bool(c.shared_width)}
+        if plan.keep:
+            rows |= {"pre": 2 * rows["h"], "shared_pre": 2 * rows["shared_h"]}
+        logits = most * plan.router_rows(False) * plan.router_parts
+        words = {"choices": most * c.top_k, "token_scratch": 2 * most, "places": plan.blocks * c.experts}
+        words |= {"aux_parts": plan.blocks * c.experts, "aux_sums": c.experts, "aux_loss": 1}
+        words |= {"row_of_slot": most * c.top_k, "scan_room": LANES}
+        for name, elements in rows.items():
+            p[name] = self._room(name, 2 * elements)
+        for name, n in words.items():
+            p[name] = self._room(name, 8 * n)
+        p["logits"] = self._room("logits", 4 * logits)
+        p["scores"] = self._room("scores", 4 * most * -(-c.experts // 4) * 4)
+
+    def _fill_routing(self, p: Any, tokens: int, given: str) -> None:
+        c, plan, r = self.config, self.plan, p["routing"]
+        weights_given = given == "experts_and_weights"
+        r["top_k"], r["score"] = c.top_k, MOE_SCORES.index(c.score)
+        r["normalise"] = c.normalises or c.softmax_after_topk
+        r["groups"], r["top_groups"] = c.groups, c.top_groups
+        r["group_top"] = min(c.group_score, c.experts_per_group)
+        r["eps"], r["scale"] = 0 if c.softmax_after_topk else c.norm_eps, c.scaling
+        if c.aux_loss != "none" and tokens and not weights_given:
+            r["aux_scale"] = c.aux_loss_coeff * c.experts / (c.top_k * tokens * tokens)
+        r["weigh_inputs"] = c.weight_on == "input"
+        p["given"] = MOE_GIVEN.index(given)
+        p["router_rows"] = rows = plan.router_rows(weights_given)
+        p["router_parts"] = plan.router_parts
+        p["logit_ld"] = rows * plan.router_parts
+        p["gate_column"] = (0 if weights_given else c.experts) if c.gated_shared else MOE_NOBODY
+
+    def _operands(self, params: np.ndarray, tokens: int) -> list[Matrix]:
+        """All matrices that tiles read."""
+        p, c, plan = params[0], self.config, self.plan
+        m, n = plan.tile.m, plan.tile.n
+        own = len(c.experts_of(self.comm.rank, self.comm.ranks))
+        w, ring = p["weights"], self.comm.device.address_of(self._x_ring)
+        read = [
+            (p["x"], tokens, c.hidden, m),
+            (w["router"], int(p["router_rows"]) * plan.router_parts, c.hidden, n),
+            (ring, plan.rings.x_slots * m, c.hidden, m),
+            (w["gate_up"], own * 2 * plan.width, c.hidden, n),
+            (p["h"], plan.rings.h_slots * m, plan.width, m),
+            (w["down"], own * c.hidden, plan.width, n),
+            (w["shared_gate_up"], 2 * plan.shared_width, c.hidden, n),
+            (p["shared_h"], tokens, plan.shared_width, m),
+            (w["shared_down"], c.hidden if plan.shared_width else 0, plan.shared_width, n),
+        ]
+        return [Matrix(int(at), lines, width, width, high) for at, lines, width, high in read if lines and width]
+
+    def _saved(self, x: Any, given: str) -> MoESaved:
+        tokens, c, plan = x.shape[0], self.config, self.plan
+        logits = None
+        if given != "experts_and_weights":
+            columns = plan.router_rows(False) * plan.router_parts
+            logits = self._array("logits", (tokens, columns), np.float32)[:, : c.experts]
+        aux = self._array("aux_loss", (2,), np.float32)[1]
+        return MoESaved(self, x, logits, self._array("choices", (tokens, c.top_k), np.uint64), aux)
+
+    def _room(self, name: str, nbytes: int) -> int:
+        return self.comm.local(f"{self._name}.{name}", max(16, nbytes))
+
+    def _array(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return self.comm.device.array(self._room(name, nbytes), shape, dtype, self.comm)
+
+
+__all__ = ["MAX_RANKS", "MoELayer", "MoESaved", "MoEWeights", "separated"]

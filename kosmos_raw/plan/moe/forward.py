@@ -1,0 +1,189 @@
+"""What the launches of one MoE layer will use: crews, rings, tables, counters. Pure functions of shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...build.params import MAX_RANKS, MOE_SIGNALS
+from ...device.base import Tile
+from ..heuristics import FITTED_WORKGROUPS, moe_combine_crew, moe_dispatch_crew
+from ..shapes import VECTOR, round_up
+from .config import MoEConfig
+from .sizes import Rings, Tables, default_rings, tables
+
+OP = "moe_forward"
+POLICIES = ("two_way", "dedicated", "fixed", "planned")
+GATED = 16  # rows of gate, then as many of up: hip_kernels/target/target.h
+BLOCK = 32  # tokens of a unit of routing, sorting and folding, at most
+LANES = 512  # words that PLAN has for sums of lanes: no target has more of them
+HEAD_WORDS = 4 + 3 * MAX_RANKS + MAX_RANKS + 1  # hip_kernels/schedule/moe_layout.h
+HEAD_COUNTERS = 8 + MAX_RANKS  # hip_kernels/schedule/moe_params.h
+MAX_SCANS = 8
+
+
+@dataclass(frozen=True)
+class Crews:
+    """Who moves. The first `movers` WGs push (or pull) before they build, the first `senders` send back what is ready; of
+    both, the first `crew` build no more than `crew_tiles` tiles of experts."""
+
+    movers: int
+    senders: int
+    crew: int = 0
+    crew_tiles: int = 0
+
+
+def crews_for(config: MoEConfig, workgroups: int, policy: str, tiles_per_workgroup: int) -> Crews:
+    """Table B.3 gives crews of 256 WGs; of others, in proportion.
+
+    two_way: who moves decides before each claim what to do (the paper's choice). dedicated: who sends back does nothing
+    else. fixed: movers and senders are one crew, which never builds. planned: it builds so many tiles, and sends after.
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"{OP}: policy is {policy!r}, want one of {', '.join(POLICIES)}")
+    if policy != "two_way" and workgroups < 2:
+        raise ValueError(f"{OP}: policy {policy!r} with one WG a rank: a crew that does not build needs a builder")
+    share = workgroups / FITTED_WORKGROUPS
+    most = workgroups if policy == "two_way" else workgroups - 1
+    movers = max(1, min(most, round(moe_dispatch_crew(config.expert_width) * share)))
+    senders = max(1, min(most, round(moe_combine_crew(FITTED_WORKGROUPS) * share)))
+    if policy == "two_way":
+        return Crews(movers, senders)
+    if policy == "dedicated":
+        return Crews(movers, senders, senders)
+    return Crews(movers, movers, movers, tiles_per_workgroup if policy == "planned" else 0)
+
+
+@dataclass(frozen=True)
+class MoeForwardPlan:
+    """Of all launches of a layer with at most `tokens` tokens on each rank. Equal on all ranks but for the crews."""
+
+    config: MoEConfig
+    ranks: int
+    tokens: int
+    tile: Tile
+    workgroups: int
+    rings: Rings
+    crews: Crews
+    pad: int = 1
+    pull: bool = False
+    keep: bool = True  # pre-activations stay for the backward
+    router_parts: int = 1  # 3: of an FP32 router
+    tables: Tables = field(init=False)
+
+    def __post_init__(self) -> None:
+        c, crews = self.config, self.crews
+        if c.hidden % VECTOR:
+            raise ValueError(f"{OP}: hidden is {c.hidden}, want a multiple of {VECTOR}")
+        if self.tokens < 0:
+            raise ValueError(f"{OP}: tokens is {self.tokens}, want 0 or more for each rank")
+        if self.pull and c.weight_on == "input":
+            raise ValueError(f"{OP}: pull with weights on the input: an owner does not know them; want pull=False")
+        if not 0 <= crews.crew < self.workgroups:
+            raise ValueError(
+                f"{OP}: a crew of {crews.crew} WGs does not build, of {self.workgroups}; want one at least that does"
+            )
+        object.__setattr__(
+            self, "tables", tables(c, self.ranks, self.tokens, self.tile.m, pad=self.pad, pull=self.pull)
+        )
+        if self.tokens * c.top_k >= 1 << 31 or self.queue_entries >= 1 << 31:
+            raise ValueError(f"{OP}: {self.tokens} tokens a rank make more queue entries than fit in 31 bits")
+
+    # -- widths, as kernels have them
+
+    @property
+    def width(self) -> int:
+        return round_up(self.config.expert_width, GATED)
+
+    @property
+    def shared_width(self) -> int:
+        return round_up(self.config.shared_width, GATED)
+
+    def router_rows(self, given_weights: bool) -> int:
+        """Columns of logits, of one part: experts, if the router is asked, and the shared expert's gate."""
+        return round_up((0 if given_weights else self.config.experts) + self.config.gated_shared, 4)
+
+    @property
+    def scans(self) -> int:
+        return max(1, min(MAX_SCANS, self.config.experts // 64))
+
+    @property
+    def block(self) -> int:
+        """Tokens of a block: the largest divisor of a tile's rows that is not above BLOCK."""
+        return max(b for b in range(1, BLOCK + 1) if self.tile.m % b == 0)
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.tokens // self.block)
+
+    @property
+    def side_by_side(self) -> int:
+        """Tile rows worked on together: as in AgGemmPlan, but within a step."""
+        return max(1, min(self.rings.step_rows, round((self.workgroups * self.tile.n / self.tile.m) ** 0.5)))
+
+    @property
+    def columns(self) -> int:
+        """Tiles of both products of a tile row."""
+        return -(-2 * self.width // self.tile.n) + -(-self.config.hidden // self.tile.n)
+
+    @property
+    def queue_entries(self) -> int:
+        return self.tables.row_cap * self.columns + self.blocks
+
+    # -- memory
+
+    @property
+    def table_words(self) -> int:
+        """hip_kernels/schedule/moe_layout.h lists them."""
+        t, e = self.tables, self.config.experts
+        return HEAD_WORDS + (3 * self.ranks + 1) * e + 2 * e + 4 * t.row_cap + t.move_cap + t.send_cap
+
+    def counter_words(self, tokens: int) -> int:
+        """Of one counter set, with so many tokens on this rank (hip_kernels/schedule/moe_params.h)."""
+        return HEAD_COUNTERS + 3 * -(-tokens // self.tile.m) + 3 * self.tables.row_cap
+
+    @property
+    def signal_bytes(self) -> int:
+        return MOE_SIGNALS.itemsize + (2 * MAX_RANKS * self.tables.row_cap - 1) * 4
+
+    @property
+    def counts_bytes(self) -> int:
+        """Of one of the two copies of all counts."""
+        return round_up(self.ranks * self.config.experts * 8, 16)
+
+    @property
+    def x_bytes(self) -> int:
+        return self.rings.x_slots * self.tile.m * self.config.hidden * 2
+
+    @property
+    def combine_bytes(self) -> int:
+        return self.tokens * self.config.top_k * self.config.hidden * 2
+
+
+def plan_moe_forward(
+    config: MoEConfig,
+    ranks: int,
+    tokens: int,
+    tile: Tile,
+    workgroups: int,
+    *,
+    rings: Rings | None = None,
+    policy: str = "two_way",
+    crews: Crews | None = None,
+    pad: int = 1,
+    pull: bool = False,
+    keep: bool = True,
+    router_parts: int = 1,
+) -> MoeForwardPlan:
+    """The plan for at most `tokens` tokens on each rank.
+
+    Args:
+        rings: of tile rows; None holds 1.5 times balanced rows, see plan.moe.sizes.
+        policy: one of POLICIES; see crews_for. crews: instead of what follows from the policy.
+    Raises: ValueError: no such launch can run; says why.
+    """
+    sizes = tables(config, ranks, tokens, tile.m, pad=pad, pull=pull)
+    rings = rings or default_rings(sizes)
+    if crews is None:
+        columns = -(-3 * config.expert_width // tile.n)
+        crews = crews_for(config, workgroups, policy, sizes.balanced_row_cap * columns // workgroups // 2)
+    return MoeForwardPlan(config, ranks, tokens, tile, workgroups, rings, crews, pad, pull, keep, router_parts)
