@@ -239,7 +239,6 @@ def test_marks_without_partners_are_counted():
         (np.zeros((3, 4, 2), np.uint64), 2, "rank 0 has 3 rows with 2 a WG"),
         (raw([[(9, CLAIMED, A_PULL), (3, READY, A_PULL)]], 4), 1, "row 0 mark 1 is of another launch"),
         (raw([[(9, CLAIMED, LEFT), (9, CLAIMED, A_PULL)]], 4), 1, "clear the trace before each launch"),
-        (raw([[(9, 7, A_PULL)]], 4), 1, "mark 0 has event 7"),
     ],
 )
 def test_what_is_no_trace_is_refused(marks, rows_per_wg, message):

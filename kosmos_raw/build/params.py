@@ -11,7 +11,22 @@ import numpy as np
 MAX_RANKS = 8  # hip_kernels/target/target.h
 
 KINDS = (
-    *("leave", "pull", "drain", "poison", "reduce", "sum", "topk", "scan", "plan", "sort", "gate", "push", "send", "fold"),
+    *(
+        "leave",
+        "pull",
+        "drain",
+        "poison",
+        "reduce",
+        "sum",
+        "topk",
+        "scan",
+        "plan",
+        "sort",
+        "gate",
+        "push",
+        "send",
+        "fold",
+    ),
     *("tile", "route", "shared1", "shared2", "gemm1", "gemm2"),
 )
 POLICIES = ("one_way", "fixed", "two_way")

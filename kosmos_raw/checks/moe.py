@@ -119,7 +119,9 @@ def run(comm: Communicator, case: MoeCase, progress: bool = False) -> Outcome:
         layers.append(make_layer(comm, replace(case, rings="all"), case.inputs(0).weights))
     dice, times = random.Random(case.seed * 8 + comm.rank), []
     comm.device.most_delay_us = case.delay_us
-    bars = tqdm(range(case.iters), desc="moe_forward", disable=None if progress and comm.rank == 0 else True, leave=False)
+    bars = tqdm(
+        range(case.iters), desc="moe_forward", disable=None if progress and comm.rank == 0 else True, leave=False
+    )
     for iteration in bars:
         given = case.inputs(iteration)
         x = given.x[comm.rank].astype(ml_dtypes.bfloat16).view(np.uint16)

@@ -103,7 +103,9 @@ class Arena:
     def need_signals(self, nbytes: int, what: str) -> None:
         """Raises ArenaFull when an operator's signals, Signals in front of them, do not fit."""
         if nbytes > SIGNAL_BYTES:
-            raise ArenaFull(f"{what}: needs {nbytes:,} bytes of signals, there are {SIGNAL_BYTES:,}; give fewer tokens a call")
+            raise ArenaFull(
+                f"{what}: needs {nbytes:,} bytes of signals, there are {SIGNAL_BYTES:,}; give fewer tokens a call"
+            )
 
     def zero_signals(self) -> None:
         self.device.zero(self._own[0].address, SIGNAL_BYTES)

@@ -186,7 +186,9 @@ class MoELayer:
         self._fill_weights(p["weights"], given)
         self._fill_room(p, tokens)
         self._fill_routing(p, tokens, given)
-        p["x"] = local_operand(comm, f"{self._name}.x", x, c.hidden) if not plan.pull else self._symmetric(p, "source_at")
+        p["x"] = (
+            local_operand(comm, f"{self._name}.x", x, c.hidden) if not plan.pull else self._symmetric(p, "source_at")
+        )
         p["clamp"] = np.inf if c.swiglu_limit is None else c.swiglu_limit
         p["tokens"], p["block"] = tokens, plan.block
         p["H"], p["I"], p["S"] = c.hidden, plan.width, plan.shared_width
