@@ -16,8 +16,11 @@ from .ops.ag_gemm_dgrad import ag_gemm_dgrad
 from .ops.bulk_ag import bulk_ag
 from .ops.bulk_rs import bulk_rs, gemm_wgrad
 from .ops.gemm_rs import gemm_rs
+from .ops.moe_forward import MoELayer, MoESaved
+from .ops.moe_weights import MoEWeights
 from .ops.quantize import MxArray, quantize_mxfp8
 from .plan.moe.config import MoEConfig
+from .plan.moe.sizes import Rings
 from .plan.shapes import split_rows
 from .ranks.communicator import Communicator
 from .ranks.launch import launch
@@ -31,9 +34,13 @@ __all__ = [
     "CommunicatorBroken",
     "KosmosError",
     "MoEConfig",
+    "MoELayer",
+    "MoESaved",
+    "MoEWeights",
     "MxArray",
     "NotAvailable",
     "RankLost",
+    "Rings",
     "RowParallelLinear",
     "WaitError",
     "WaitRecord",

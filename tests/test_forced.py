@@ -13,7 +13,7 @@ from .forced.forced import OPS, Setup, amiss, play, right
 
 # Histories of each right setup, by ranks.
 HISTORIES = {1: 200, 2: 1000, 3: 1200, 8: 100}
-# A history of moe_forward is ten of the others: a sample. Soak: python tests/forced/forced.py moe_forward --histories 20000
+# A history of moe_forward is ten of the others: a sample. More: tests/forced/forced.py moe_forward --histories 20000
 SAMPLE = {1: 60, 2: 150, 3: 250, 8: 20}
 HISTORIES_AMISS = {2: 300, 3: 300, 8: 60}
 
@@ -189,8 +189,8 @@ MUTATIONS = {
         ("STORES_BESIDE", "WRONG_VALUE OUTSIDE", {}),  # the tests' own guards
     ],
 }
-# No word whose place depends on the shape decides anything in the bulk operators. In moe_forward the counts are the start
-# signal: whoever has them knows that their rank has begun.
+# No word whose place depends on the shape decides anything in the bulk operators. In moe_forward the counts are the
+# start signal: whoever has them knows that their rank has begun.
 WITHOUT_EFFECT = {
     "bulk_ag": {"CLEARS_BY_THIS_SHAPE"},
     "bulk_rs": {"CLEARS_BY_THIS_SHAPE"},

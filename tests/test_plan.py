@@ -156,6 +156,11 @@ def test_mirrors_have_the_sizes_and_offsets_of_the_headers(tmp_path):
         "Staging": params.STAGING,
         "AgGemmParams": params.AG_GEMM,
         "GemmRsParams": params.GEMM_RS,
+        "MoeSignals": params.MOE_SIGNALS,
+        "MoeLayout": params.MOE_LAYOUT,
+        "MoeWeights": params.MOE_WEIGHTS,
+        "MoeRouting": params.MOE_ROUTING,
+        "MoeParams": params.MOE_FORWARD,
     }
     wanted, lines = [], []
     for name, dtype in structs.items():
@@ -167,7 +172,7 @@ def test_mirrors_have_the_sizes_and_offsets_of_the_headers(tmp_path):
     source = tmp_path / "layout.cpp"
     source.write_text(
         f'#include <stddef.h>\n#include "{sources.folder()}/schedule/ag_gemm.h"\n'
-        f'#include "{sources.folder()}/schedule/gemm_rs.h"\n'
+        f'#include "{sources.folder()}/schedule/gemm_rs.h"\n#include "{sources.folder()}/schedule/moe_params.h"\n'
         f'extern "C" const unsigned layout[] = {{{", ".join(lines)}}};\n'
     )
     library = ctypes.CDLL(str(zig.shared_library(source)))

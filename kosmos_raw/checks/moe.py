@@ -13,9 +13,11 @@ import numpy as np
 from tqdm import tqdm
 
 from ..device.base import Tile
+from ..numerics import near
 from ..numerics.moe import generators
 from ..numerics.moe.judge import judge_forward
-from ..numerics.moe.layer import Weights
+from ..numerics.moe.layer import Weights, forward, lift
+from ..numerics.tolerance import Comparison, compare
 from ..ops.moe_forward import MoELayer, MoESaved
 from ..ops.moe_weights import MoEWeights
 from ..plan.moe.config import MoEConfig
@@ -39,7 +41,7 @@ class MoeCase:
     pull: bool = False
     pad: int = 1
     float_router: bool = False  # FP32, in three BF16 parts
-    given: str = ""  # "experts" or "weights": what the caller gives
+    given_weights: bool = False  # the caller gives choices and their weights
     iters: int = 2
     repeats: int = 2
     delay_us: int = 0
@@ -60,7 +62,8 @@ class MoeCase:
         if not self.float_router:
             return given
         rng = np.random.default_rng((self.seed, iteration))
-        router = given.weights.router * (1 + rng.uniform(-(2.0**-9), 2.0**-9, given.weights.router.shape))
+        router = np.asarray(given.weights.router)
+        router = router * (1 + rng.uniform(-(2.0**-9), 2.0**-9, router.shape))
         return replace(given, weights=replace(given.weights, router=router.astype(np.float32).astype(np.float64)))
 
 
@@ -151,15 +154,14 @@ def run(comm: Communicator, case: MoeCase, progress: bool = False) -> Outcome:
 
 
 def _given(case: MoeCase, given: generators.Inputs, rank: int, xp: Any) -> dict[str, Any]:
-    if given.ids is not None and not case.given:
+    """What the caller gives: the same in every call."""
+    if given.ids is not None:
         return {"experts": xp.asarray(given.ids[rank].astype(np.int32))}
-    if not case.given:
+    if not case.given_weights:
         return {}
     rng = np.random.default_rng((case.seed, rank))
-    shape = (case.tokens[rank], case.config.experts)
-    ids = np.argsort(rng.random(shape), axis=-1)[:, : case.config.top_k].astype(np.int32)
-    choices = {"experts": xp.asarray(ids)}
-    return choices | ({"weights": xp.asarray(rng.random(ids.shape, np.float32))} if case.given == "weights" else {})
+    ids = np.argsort(rng.random((case.tokens[rank], case.config.experts)), axis=-1)[:, : case.config.top_k]
+    return {"experts": xp.asarray(ids.astype(np.int32)), "weights": xp.asarray(rng.random(ids.shape, np.float32))}
 
 
 def _results(case: MoeCase, saved: MoESaved, guarded: Any) -> dict[str, np.ndarray]:
@@ -192,7 +194,10 @@ def _judge(
     got = dict(first)
     got["out"] = first["out"][GUARD_ROWS : len(first["out"]) - GUARD_ROWS].view(ml_dtypes.bfloat16).astype(np.float64)
     tokens = [case.tokens[rank]] if case.tokens[rank] else []
-    compared = judge_forward(case.config, given.x[rank], given.weights, got, sequences=tokens)
+    if case.given_weights:
+        compared = _judge_given(case, given, rank, got)
+    else:
+        compared = judge_forward(case.config, given.x[rank], given.weights, got, sequences=tokens)
     for name, c in compared.items():
         if name == "out":
             outcome.max_abs_error = max(outcome.max_abs_error, c.max_abs_error)
@@ -200,6 +205,24 @@ def _judge(
         outcome.over_bound = max(outcome.over_bound, c.over_bound)
         if not c.passed:
             outcome.fail(f"iteration {iteration}: {name} at {c.worst}: got {c.got}, want {c.wanted}")
+
+
+def _judge_given(
+    case: MoeCase, given: generators.Inputs, rank: int, got: dict[str, np.ndarray]
+) -> dict[str, Comparison]:
+    """Choices and weights must come back as they were; the output is the fold with them."""
+    outside = _given(case, given, rank, np)
+    x, w = lift(given.x[rank], given.weights)
+    f = forward(case.config, x, w, ids=got["ids"], sequences=[len(got["ids"])])
+    out = (f.y * near.Near.of(got["weights"].astype(np.float64))[:, :, None]).sum(1)
+    if f.shared_y is not None:
+        out = out + (f.shared_y if f.shared_weight is None else f.shared_y * f.shared_weight[:, None])
+    out = near.bf16(out)
+    same = {
+        "ids": compare(got["ids"], outside["experts"].astype(np.float64), np.full(got["ids"].shape, 0.5)),
+        "weights": compare(got["weights"], outside["weights"].astype(np.float64), np.full(got["ids"].shape, 1e-30)),
+    }
+    return same | {"out": compare(got["out"], out.value, out.error)}
 
 
 def _to_numpy(array: Any) -> np.ndarray:

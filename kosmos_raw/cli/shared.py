@@ -11,6 +11,7 @@ from ..build.params import MAX_RANKS, ORDERS, POLICIES
 from ..checks.operators import CHECKED, Case
 from ..device import NAMES, default_device
 from ..emulator.node.options import VARIABLE as EMULATOR
+from ..plan.moe.forward import POLICIES as MOE_POLICIES
 from ..plan.shapes import split_rows
 from ..ranks.mpi import started_by_mpi, world_rank, world_size
 
@@ -35,7 +36,11 @@ def add_shape_arguments(parser: argparse.ArgumentParser, m: int, n: int, k: int)
     parser.add_argument("--n", type=int, default=n, help=f"columns of C on each rank (default: {n})")
     parser.add_argument("--k", type=int, default=k, help=f"contraction width (default: {k})")
     parser.add_argument("--rows", help="rows of every rank, like 3,0,5; instead of --m and --ranks")
-    parser.add_argument("--policy", choices=POLICIES, default="one_way")
+    parser.add_argument(
+        "--policy",
+        choices=(*POLICIES, *(p for p in MOE_POLICIES if p not in POLICIES)),
+        help="how WGs divide moving and building (default: one_way; two_way of moe_forward)",
+    )
     parser.add_argument("--order", choices=ORDERS, default="as_consumed", help="of the tiles (default: as_consumed)")
     parser.add_argument("--movers", type=int, help="WGs that begin as movers (default: planned)")
     parser.add_argument("--seed", type=int, default=0)
@@ -61,7 +66,7 @@ def case_of(args: argparse.Namespace) -> Case:
         rows=row_counts(args),
         n=args.n,
         k=args.k,
-        policy=args.policy,
+        policy=args.policy or "one_way",
         order=args.order,
         movers=args.movers,
         seed=args.seed,

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ..checks import validate as check
 from ..ranks.launch import launch
+from . import validate_moe
 from .shared import (
     OPS,
     add_group_arguments,
@@ -19,7 +20,7 @@ from .shared import (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("op", choices=OPS)
+    parser.add_argument("op", choices=(*OPS, validate_moe.OP))
     add_group_arguments(parser)
     add_shape_arguments(parser, m=2048, n=512, k=512)
     parser.add_argument("--iters", type=int, default=5, help="each with new data (default: 5)")
@@ -29,9 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--arena", action="store_true", help="put the shards into the arena, where no copy is needed")
     parser.add_argument("--json", action="store_true")
+    validate_moe.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.op == validate_moe.OP:
+        return validate_moe.run(args)
     changes = {"arena": args.arena, "iters": args.iters, "repeats": args.repeats, "delay_us": args.delays}
     case = replace(case_of(args), **changes)
     options = launch_options(args, check.arena_bytes([case]))

@@ -7,7 +7,6 @@ from ..errors import ArenaFull
 from ..ranks.rendezvous import Rendezvous
 from .allocator import Allocator
 
-
 # Of a rank: Signals, then words of operators that need more. Fixed, for peers open it once.
 SIGNAL_BYTES = 4 << 20
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ..build.params import MAX_RANKS, MOE_FORWARD, MOE_GIVEN, MOE_NOBODY, MOE_SCORES
+from ..build.params import MOE_FORWARD, MOE_GIVEN, MOE_NOBODY, MOE_SCORES
 from ..device.base import Matrix
 from ..plan.moe.config import MoEConfig
 from ..plan.moe.forward import LANES, OP, Crews, MoeForwardPlan, plan_moe_forward
 from ..plan.moe.sizes import Rings
 from ..ranks.communicator import Communicator
 from .arguments import as_matrix, local_operand, result, symmetric_operand
-from .moe_weights import MoEWeights, Prepared, parts_of, refuse_extra, separated
+from .moe_weights import MoEWeights, Prepared, parts_of, refuse_extra
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class MoESaved:
 
 
 class MoELayer:
-    """An MoE layer under expert parallelism: each rank has its own tokens, and per_rank = ceil(experts / ranks) experts.
+    """An MoE layer under expert parallelism: each rank has tokens of its own, and ceil(experts / ranks) experts.
 
-    `forward` is one launch a rank, with no word from the host in between: logits, choices, plan, dispatch beside GEMM1,
-    GEMM2 beside combine, the shared expert in every gap, fold (paper section 3.3.1). Rows that ranks receive lie in rings
-    that need not hold all of them, so any routing runs in the same memory, and no token is dropped. Bits depend on
-    neither rings, crews nor who was first.
+    `forward` is one launch a rank, with no word from the host in between: logits, choices, plan, dispatch beside
+    GEMM1, GEMM2 beside combine, the shared expert in every gap, fold (paper section 3.3.1). Rows that ranks receive lie
+    in rings that need not hold all of them, so any routing runs in the same memory, and no token is dropped. Bits
+    depend on neither rings, crews nor who was first.
 
     Args:
         config: equal on all ranks.
@@ -99,6 +99,7 @@ class MoELayer:
         )
         comm.arena.need_signals(self.plan.signal_bytes, OP)
         self._name = f"{OP}.{next(self._numbers)}"
+        self._bytes = self._sizes()
         self.set_weights(weights)
         hidden, tile_m, rings = config.hidden, self.plan.tile.m, self.plan.rings
         self._x_ring = comm.empty((rings.x_slots * tile_m, hidden), np.uint16)
@@ -136,11 +137,20 @@ class MoELayer:
         out = result(self.comm, OP, out, tuple(x.shape), x.dtype, {"x": x})
         direct = out.flags.c_contiguous and self.comm.device.address_of(out) % 16 == 0
         params = self._params(x, given)
-        target = self.comm.device.address_of(out) if direct else self._room("out", tokens * config.hidden * 2)
+        target = self.comm.device.address_of(out) if direct else self._room("out")
         params["out"] = target
         rings = plan.rings
         # What must be equal on all ranks. The rest of the rings, and the crews, need not.
-        call = (config, plan.tokens, plan.tile.m, plan.pad, plan.pull, rings.step_rows, rings.x_slots, self.strided)
+        call: tuple[Any, ...] = (
+            config,
+            plan.tokens,
+            plan.tile.m,
+            plan.pad,
+            plan.pull,
+            rings.step_rows,
+            rings.x_slots,
+            self.strided,
+        )
         call += (int(params["x_at"][0]), int(params["combine_at"][0]), int(params["counts_at"][0]))
         self.comm.launch(OP, params, call, plan.counter_words(tokens), self._operands(params, tokens))
         if not direct:
@@ -184,7 +194,8 @@ class MoELayer:
         self._fill_arena(p, x)
         self._fill_layout(p["layout"])
         self._fill_weights(p["weights"], given)
-        self._fill_room(p, tokens)
+        for name in self._bytes.keys() & set(MOE_FORWARD.names or ()) - {"out"}:
+            p[name] = self._room(name)
         self._fill_routing(p, tokens, given)
         p["x"] = (
             local_operand(comm, f"{self._name}.x", x, c.hidden) if not plan.pull else self._symmetric(p, "source_at")
@@ -216,7 +227,7 @@ class MoELayer:
 
     def _fill_layout(self, layout: Any) -> None:
         comm, plan, t = self.comm, self.plan, self.plan.tables
-        layout["tables"] = self._room("tables", plan.table_words * 8)
+        layout["tables"] = self._room("tables")
         layout["rank"], layout["ranks"] = comm.rank, comm.ranks
         layout["experts"], layout["per_rank"] = self.config.experts, self.config.per_rank(comm.ranks)
         layout["tile_m"], layout["pad"], layout["step_rows"] = plan.tile.m, plan.pad, plan.rings.step_rows
@@ -231,24 +242,23 @@ class MoELayer:
         for name, array in named.items():
             weights[name] = 0 if array is None else self.comm.device.address_of(array)
 
-    def _fill_room(self, p: Any, tokens: int) -> None:
-        """Memory of this rank alone, for as many tokens as the layer may have: what is kept does not move."""
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of this rank's own memory, by name, for as many tokens as the layer may have: nothing moves from call
+        to call. Names are those of the params, but for tables, out and x."""
         c, plan, most = self.config, self.plan, self.plan.tokens
         tile_m, rings = plan.tile.m, plan.rings
         rows = {"h": rings.h_slots * tile_m * plan.width, "y": rings.y_slots * tile_m * c.hidden}
         rows |= {"shared_h": most * plan.shared_width, "shared_y": most * c.hidden * bool(c.shared_width)}
         if plan.keep:
             rows |= {"pre": 2 * rows["h"], "shared_pre": 2 * rows["shared_h"]}
-        logits = most * plan.router_rows(False) * plan.router_parts
         words = {"choices": most * c.top_k, "token_scratch": 2 * most, "places": plan.blocks * c.experts}
         words |= {"aux_parts": plan.blocks * c.experts, "aux_sums": c.experts, "aux_loss": 1}
         words |= {"row_of_slot": most * c.top_k, "scan_room": LANES}
-        for name, elements in rows.items():
-            p[name] = self._room(name, 2 * elements)
-        for name, n in words.items():
-            p[name] = self._room(name, 8 * n)
-        p["logits"] = self._room("logits", 4 * logits)
-        p["scores"] = self._room("scores", 4 * most * -(-c.experts // 4) * 4)
+        logits = most * plan.router_rows(False) * plan.router_parts
+        floats = {"logits": logits, "scores": most * -(-c.experts // 4) * 4}
+        sizes = {"tables": plan.table_words * 8, "out": most * c.hidden * 2}
+        sizes |= {name: 2 * n for name, n in rows.items()} | {name: 4 * n for name, n in floats.items()}
+        return sizes | {name: 8 * n for name, n in words.items()}
 
     def _fill_routing(self, p: Any, tokens: int, given: str) -> None:
         c, plan, r = self.config, self.plan, p["routing"]
@@ -295,12 +305,8 @@ class MoELayer:
         aux = self._array("aux_loss", (2,), np.float32)[1]
         return MoESaved(self, x, logits, self._array("choices", (tokens, c.top_k), np.uint64), aux)
 
-    def _room(self, name: str, nbytes: int) -> int:
-        return self.comm.local(f"{self._name}.{name}", max(16, nbytes))
+    def _room(self, name: str) -> int:
+        return self.comm.local(f"{self._name}.{name}", max(16, self._bytes[name]))
 
     def _array(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
-        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        return self.comm.device.array(self._room(name, nbytes), shape, dtype, self.comm)
-
-
-__all__ = ["MAX_RANKS", "MoELayer", "MoESaved", "MoEWeights", "separated"]
+        return self.comm.device.array(self._room(name), shape, dtype, self.comm)

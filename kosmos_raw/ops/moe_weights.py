@@ -29,7 +29,7 @@ class MoEWeights:
 
 
 def interleaved(xp: Any, gate_up: Any, padded: int) -> Any:
-    """[..., 2 width, hidden] with gate and up in alternating blocks of 16 rows, each filled up with zeros to `padded` rows.
+    """[..., 2 width, hidden] with gate and up in alternating blocks of 16 rows, each filled up with zeros to `padded`.
 
     One output tile so has both, and its epilogue makes h of them. Sixteen, for then one thread has both sums with the
     matrix instructions of all targets.
@@ -151,7 +151,8 @@ def _bias(comm: Communicator, config: MoEConfig, bias: Any | None) -> Any | None
         return None
     if tuple(bias.shape) != (config.experts,) or bias.dtype != np.float32:
         raise ValueError(
-            f"{OP}: weights.bias is {bias.dtype} {tuple(bias.shape)}, want float32 ({config.experts},) on rank {comm.rank}"
+            f"{OP}: weights.bias is {bias.dtype} {tuple(bias.shape)}, want float32 ({config.experts},) "
+            f"on rank {comm.rank}"
         )
     out = comm.device.xp.zeros(round_up(config.experts, 2), np.float32)
     out[: config.experts] = bias

@@ -23,8 +23,8 @@ MAX_SCANS = 8
 
 @dataclass(frozen=True)
 class Crews:
-    """Who moves. The first `movers` WGs push (or pull) before they build, the first `senders` send back what is ready; of
-    both, the first `crew` build no more than `crew_tiles` tiles of experts."""
+    """Who moves. The first `movers` WGs push (or pull) before they build, the first `senders` send back what is ready;
+    of both, the first `crew` build no more than `crew_tiles` tiles of experts."""
 
     movers: int
     senders: int

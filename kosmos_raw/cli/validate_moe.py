@@ -1,0 +1,115 @@
+"""validate moe_forward: is the whole layer right here?"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ..checks import moe
+from ..checks.validate import Outcome, merge
+from ..device.base import Tile
+from ..numerics.moe.generators import ROUTINGS
+from ..plan.moe.config import MoEConfig, models
+from ..plan.moe.forward import OP
+from ..ranks.launch import launch
+from ..ranks.mpi import started_by_mpi, world_size
+from .shared import is_first_process, launch_options, print_json
+
+LARGEST = Tile(256, 256)  # of all devices: an arena for it suits all
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(OP)
+    group.add_argument("--model", choices=tuple(models()), default="DeepSeek-V3", help="(default: DeepSeek-V3)")
+    group.add_argument("--scale", type=int, default=32, help="divides the model's sizes (default: 32)")
+    group.add_argument("--tokens", default="64", help="of every rank, one number or like 3,0,5 (default: 64)")
+    group.add_argument("--routing", choices=ROUTINGS, default="balanced")
+    group.add_argument(
+        "--rings", choices=moe.RINGS, default="default", help="how many received rows lie in memory at a time"
+    )
+    group.add_argument("--pull", action="store_true", help="owners pull rows, instead of sources pushing them")
+    group.add_argument("--pad", type=int, default=1, help="rows to whose multiples groups are filled up (default: 1)")
+    group.add_argument("--float-router", action="store_true", help="a router of float32")
+    group.add_argument("--given-weights", action="store_true", help="choices and weights from outside")
+
+
+def case_of(args: argparse.Namespace) -> moe.MoeCase:
+    tokens = tuple(int(n) for n in args.tokens.split(","))
+    if len(tokens) == 1:
+        tokens *= args.ranks or (world_size() if started_by_mpi() else 8)
+    elif args.ranks not in (None, len(tokens)):
+        raise ValueError(f"--tokens names {len(tokens)} ranks, --ranks says {args.ranks}")
+    args.ranks = len(tokens)
+    return moe.MoeCase(
+        MoEConfig.named(args.model).scaled(args.scale),
+        tokens,
+        routing=args.routing,
+        rings=args.rings,
+        policy=args.policy or "two_way",
+        pull=args.pull,
+        pad=args.pad,
+        float_router=args.float_router,
+        given_weights=args.given_weights,
+        iters=args.iters,
+        repeats=args.repeats,
+        delay_us=args.delays,
+        seed=args.seed,
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    case = case_of(args)
+    options = launch_options(args, moe.arena_bytes(case, LARGEST))
+    outcome = merge(launch(moe.run, case, not args.json, **options))
+    if is_first_process():
+        _print(args, case, outcome)
+    return 0 if outcome.passed else 1
+
+
+def report(args: argparse.Namespace, case: moe.MoeCase, outcome: Outcome) -> dict[str, Any]:
+    """The fields of --json."""
+    c = case.config
+    return {
+        "op": OP,
+        "dtype": "bf16",
+        "device": args.device,
+        "ranks": case.ranks,
+        "model": args.model,
+        "shape": {
+            "tokens": list(case.tokens),
+            "hidden": c.hidden,
+            "expert_width": c.expert_width,
+            "experts": c.experts,
+            "top_k": c.top_k,
+        },
+        "routing": case.routing,
+        "rings": case.rings,
+        "policy": case.policy,
+        "iters": case.iters,
+        "repeats": case.repeats,
+        "rel_error": outcome.rel_error,
+        "max_abs_error": outcome.max_abs_error,
+        "over_bound": outcome.over_bound,
+        "tolerance": "choices that rounding explains; all else within bounds that follow from the arithmetic, element "
+        "by element (over_bound <= 1)",
+        "bitwise_repeat": outcome.bitwise_repeat,
+        "passed": outcome.passed,
+        "seconds": outcome.seconds,
+        "problems": outcome.problems,
+    }
+
+
+def _print(args: argparse.Namespace, case: moe.MoeCase, outcome: Outcome) -> None:
+    if args.json:
+        return print_json(report(args, case, outcome))
+    c = case.config
+    print(
+        f"{OP} on {args.device}, {case.ranks} ranks of {max(case.tokens)} tokens, {args.model} / {args.scale} "
+        f"(H={c.hidden} I={c.expert_width} E={c.experts} k={c.top_k}), {case.routing}, {case.policy}, "
+        f"rings {case.rings}: "
+        f"{'passed' if outcome.passed else 'FAILED'}; {case.iters} x {case.repeats} calls, "
+        f"bits {'equal' if outcome.bitwise_repeat else 'DIFFER'}; relative error {outcome.rel_error:.2e}, "
+        f"largest element at {outcome.over_bound:.2f} of its bound; {outcome.seconds * 1e3:.1f} ms a call"
+    )
+    for problem in outcome.problems:
+        print(f"  {problem}")
