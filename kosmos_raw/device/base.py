@@ -24,6 +24,7 @@ class Memory:
     nbytes: int
     keep: Any = field(default=None, repr=False)  # what must live as long as the address is used
     opened: bool = False  # another process's: close it, never free it
+    tag: bytes = b""  # what its last bytes hold, by which importers see that they have opened the right memory
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,15 @@ from .cupy_kernel import Code, CupyKernel
 from .cupy_peers import PeerMemory
 
 GRANULE = 2 << 20  # bytes. IPC maps whole pages of this size, and some runtimes get other sizes wrong
+TAG_BYTES = 16
 SHARE = "KOSMOS_SHARE_GPU"
 
 _lock = threading.Lock()
 _users: dict[tuple[str, int], weakref.WeakSet[CupyDevice]] = {}  # devices of this process, by kind and ordinal
+
+
+def _address(data: bytes) -> int:
+    return int(np.frombuffer(data, np.uint8).ctypes.data)
 
 
 @cache
@@ -312,8 +317,10 @@ class CupyDevice(PeerMemory):
     # -- memory
 
     def allocate(self, nbytes: int, *, signals: bool = False, shared: bool = False) -> Memory:
-        """A raw allocation, zeroed, of whole 2 MiB. Never from CuPy's pool: a handle names a whole allocation."""
-        nbytes = max(1, -(-nbytes // GRANULE)) * GRANULE
+        """A raw allocation, zeroed, of whole 2 MiB. Never from CuPy's pool: a handle names a whole allocation. What is
+        shared ends with a tag, behind the bytes that were asked for."""
+        tag = os.urandom(TAG_BYTES) if shared else b""
+        nbytes = max(1, -(-(nbytes + len(tag)) // GRANULE)) * GRANULE
         with self.current():
             try:
                 with self.explained(f"allocating {nbytes:,} bytes"):
@@ -327,9 +334,12 @@ class CupyDevice(PeerMemory):
                     "free; lower arena_bytes=, or free CuPy's pool (cupy.get_default_memory_pool().free_all_blocks())"
                 ) from error
             with self.explained("zeroing new memory"):
-                self._runtime.memsetAsync(address, 0, nbytes, self.stream.ptr)
+                self._runtime.memsetAsync(address, 0, nbytes - len(tag), self.stream.ptr)
+                if tag:
+                    at = address + nbytes - len(tag)
+                    self._runtime.memcpyAsync(at, _address(tag), len(tag), HOST_TO_DEVICE, self.stream.ptr)
                 self.stream.synchronize()  # peers may write into it as soon as they have it
-        return Memory(address, nbytes, keep=self)
+        return Memory(address, nbytes, keep=self, tag=tag)
 
     def free(self, memory: Memory) -> None:
         """Frees what `allocate` gave, on a shared GPU when the device is closed. Waits for kernels that still run. A

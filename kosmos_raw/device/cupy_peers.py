@@ -29,6 +29,7 @@ class IpcToken(NamedTuple):
     pci: str  # of the owner's GPU: ordinals differ between processes with different masks
     ordinal: int  # in the owner's process
     why_none: str
+    tag: bytes  # the last bytes of the memory
 
 
 @dataclass
@@ -44,6 +45,7 @@ class PeerMemory(Device):
     """The part of CupyDevice that deals with peers."""
 
     _runtime: Any  # cupy.cuda.runtime
+    sharers: int  # ranks on this GPU
 
     @property
     @abstractmethod
@@ -71,7 +73,7 @@ class PeerMemory(Device):
                 handle = bytes(self._runtime.ipcGetMemHandle(memory.address))
             except RuntimeError as error:  # told to whoever needs the handle: ranks that are threads do not
                 why = str(error)
-        return IpcToken(handle, self.pci, self.index, why)
+        return IpcToken(handle, self.pci, self.index, why, memory.tag)
 
     def _open_token(self, handle: Handle) -> Memory:
         token: IpcToken = handle.token
@@ -88,6 +90,11 @@ class PeerMemory(Device):
                     f"device {self.name}: the GPU {token.pci} of process {handle.pid} is not visible in this process "
                     f"({error}); {self._masks_in_words()}; every rank must see the GPUs of all ranks"
                 ) from error
+            if ordinal == self.index and self.sharers == 1:
+                raise NotAvailable(
+                    f"device {self.name}: this process and process {handle.pid} have the same GPU, {token.pci}, as "
+                    f"they see GPUs in different orders; {self._masks_in_words()}; give every rank the same masks"
+                )
             self._reach(ordinal, token.pci)
             key = (self.index, handle.pid, token.handle)
             with _lock:
@@ -105,10 +112,18 @@ class PeerMemory(Device):
             raise NotAvailable(
                 f"device {self.name}: cannot open memory of another process, GPUs {pair}: {error}; {self._ipc_advice()}"
             ) from error
-        word = np.zeros(1, np.uint32)
-        with self.explained(f"reading the first word over IPC, GPUs {pair}", self._ipc_advice()):
-            # A mapping that cannot be read should fail here, not in a kernel.
-            self._runtime.memcpy(word.ctypes.data, address, word.nbytes, DEVICE_TO_HOST)
+        seen = np.zeros(max(1, len(token.tag)), np.uint8)
+        with self.explained(f"reading memory over IPC, GPUs {pair}", self._ipc_advice()):
+            # A mapping that cannot be read, or is of other memory, should fail here, not in a kernel.
+            last = address + handle.nbytes - seen.nbytes
+            self._runtime.memcpy(seen.ctypes.data, last, seen.nbytes, DEVICE_TO_HOST)
+        if token.tag and seen.tobytes() != token.tag:
+            self._runtime.ipcCloseMemHandle(address)
+            raise NotAvailable(
+                f"device {self.name}: a handle opens other memory than it names, GPUs {pair}; this process has "
+                f"{len(_opened)} others open, and from 36 on some runtimes mix them up: close communicators that are "
+                f"done; {self._ipc_advice()}"
+            )
         return Memory(address, handle.nbytes, opened=True)
 
     def _reach_own(self, handle: Handle) -> None:

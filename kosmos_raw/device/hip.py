@@ -14,6 +14,7 @@ from typing import Any
 from ..build import gfx950, inline, report, shipped
 from ..errors import NotAvailable
 from . import rocm
+from .base import Handle, Memory
 from .cupy_common import CupyDevice
 from .cupy_errors import GpuError, import_cupy
 from .cupy_kernel import Code
@@ -24,6 +25,7 @@ HOST_FLAGS = 0x40000000 | 2 | 1  # hipHostMallocCoherent | Mapped | Portable
 RUNTIME_COMPILER = ("-std=c++20", "-O3")
 FIXED_ROCM = (7, 0, 2)  # before it host memory was not coherent for kernels on gfx950
 CODE = "KOSMOS_HIP_CODE"  # "object" or "source"
+UNITS = "KOSMOS_COMPUTE_UNITS"  # how many compute units kernels may use: the rest stay free for others
 CU_MASKS = ("HSA_CU_MASK", "ROC_GLOBAL_CU_MASK")  # take compute units away without changing their count
 
 
@@ -56,8 +58,9 @@ class HipDevice(CupyDevice):
     """One rank's MI350X or MI355X. See CupyDevice for the other arguments.
 
     Args:
-        compute_units: numbers of the compute units that kernels may use; None takes all. Number i lies on XCD i % 8:
-            a block of 8 takes one of each. Such a stream is a blocking one: it and the null stream wait for each other.
+        compute_units: numbers of the compute units that kernels may use; None takes the first KOSMOS_COMPUTE_UNITS, or
+            all without that variable. Number i lies on XCD i % 8: a block of 8 takes one of each. Such a stream is a
+            blocking one: it and the null stream wait for each other.
     """
 
     name = "hip"
@@ -78,7 +81,7 @@ class HipDevice(CupyDevice):
         workgroups_cap: int | None = None,
         compute_units: range | None = None,
     ):
-        self._units = compute_units
+        self._units = compute_units if compute_units is not None else _units_of_environment()
         super().__init__(index, ranks, share=share, workgroups_cap=workgroups_cap)
 
     def _import(self) -> ModuleType:
@@ -190,6 +193,15 @@ class HipDevice(CupyDevice):
     def _occupancy(self, function: int, threads: int, shared_bytes: int) -> int:
         return int(self.hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, shared_bytes))
 
+    def _open_token(self, handle: Handle) -> Memory:
+        opened = super()._open_token(handle)
+        if int(self._runtime.deviceGetByPCIBusId(handle.token.pci)) != handle.token.ordinal:
+            _warn(
+                f"process {handle.pid} sees GPUs in another order than this one; some versions of ROCm then map wrong "
+                f"memory; {self._masks_in_words()}; give every rank the same masks"
+            )
+        return opened
+
     def _ipc_advice(self) -> str:
         legacy = os.environ.get("HSA_ENABLE_IPC_MODE_LEGACY", "not set")
         return (
@@ -213,6 +225,15 @@ class _Masked:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.address
+
+
+def _units_of_environment() -> range | None:
+    given = os.environ.get(UNITS)
+    if not given:
+        return None
+    if not given.isdigit() or int(given) < 1:
+        raise ValueError(f"device hip: {UNITS} is {given!r}, want how many compute units kernels may use")
+    return range(int(given))
 
 
 def _warn(message: str) -> None:

@@ -44,6 +44,7 @@ class Fake:
         self.occupancy = 1
         self.host: dict[int, object] = {}
         self.next = 0x7F0000000000
+        self.memory: dict[int, bytes] = {}  # what was copied where
 
     def names(self, *wanted):
         return [call[0] for call in self.calls if not wanted or call[0] in wanted]
@@ -130,8 +131,12 @@ class Fake:
 
             def memcpy(self, to, source, nbytes, kind):
                 fake.note("memcpy", source, nbytes, kind)
+                ctypes.memmove(to, fake.memory.get(source, bytes(nbytes)), nbytes)
 
             def memcpyAsync(self, to, source, nbytes, kind, stream):
+                if kind == 1:
+                    fake.memory[to] = ctypes.string_at(source, nbytes)
+                    return
                 fake.note("memcpyAsync", source, nbytes, kind, stream)
                 ctypes.memset(to, 7, nbytes)
 
@@ -148,7 +153,9 @@ class Fake:
 
             def ipcOpenMemHandle(self, handle, flags=None):
                 fake.note("ipcOpenMemHandle", fake.current_device, handle, flags)
-                return fake.address(1)
+                begin, address = int.from_bytes(handle[:8], "little"), fake.address(1 << 30)
+                fake.memory |= {address + at - begin: data for at, data in fake.memory.items() if at >= begin}
+                return address
 
             def ipcCloseMemHandle(self, address):
                 fake.note("ipcCloseMemHandle", address)

@@ -20,7 +20,8 @@ def test_allocations_are_raw_rounded_and_zeroed(make, name):
     memory = device.allocate(GRANULE + 1, shared=True)
     assert memory.nbytes == 2 * GRANULE
     assert fake.of("malloc") == [(1, 2 * GRANULE)]
-    assert fake.of("memsetAsync") == [(memory.address, 0, 2 * GRANULE, device.stream.ptr)]
+    assert fake.of("memsetAsync") == [(memory.address, 0, 2 * GRANULE - len(memory.tag), device.stream.ptr)]
+    assert fake.memory == {memory.address + memory.nbytes - 16: memory.tag}
     assert fake.names()[-1] == "streamSynchronize"
     signals = device.allocate(96, signals=True, shared=True)
     if name == "hip":

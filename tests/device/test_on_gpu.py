@@ -38,7 +38,7 @@ def gpu(name):
 def test_gpu_memory(gpu, signals):
     memory = gpu.allocate(1000, signals=signals, shared=True)
     assert memory.address % 256 == 0
-    assert gpu.to_host(memory.address, memory.nbytes) == bytes(memory.nbytes)
+    assert gpu.to_host(memory.address, memory.nbytes) == bytes(memory.nbytes - 16) + memory.tag
     array = gpu.array(memory.address, (5, 7), BF16, memory)
     assert gpu.address_of(array) == memory.address
     array.view(np.uint16)[...] = 0x4040

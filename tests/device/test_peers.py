@@ -39,11 +39,37 @@ def test_a_handle_is_opened_once_and_closed_by_its_last_user(make, name):
 
 
 @both
-def test_two_processes_on_one_gpu_need_no_peer_access(make, name):
-    device, fake = make(name, 0, 2)
+def test_two_processes_that_share_a_gpu_need_no_peer_access(make, name):
+    device, fake = make(name, 0, 3, share=True)
     device.open(other(device, device.allocate(1)))
     assert fake.of("deviceEnablePeerAccess") == []
     assert len(fake.of("ipcOpenMemHandle")) == 1
+
+
+@both
+def test_two_processes_that_have_one_gpu_by_mistake(make, name):
+    device, _ = make(name, 0, 2)
+    with pytest.raises(NotAvailable, match=r"process 1 have the same GPU, 0000:00:00\.0.*every rank the same masks"):
+        device.open(other(device, device.allocate(1)))
+
+
+@both
+def test_a_mapping_of_other_memory_is_noticed(make, name):
+    owner, fake = make(name, 0, 2)
+    importer, _ = make(name, 1, 2)
+    memory = owner.allocate(100, shared=True)
+    fake.memory[memory.address + memory.nbytes - len(memory.tag)] = bytes(len(memory.tag))
+    with pytest.raises(NotAvailable, match=r"opens other memory than it names, GPUs 0000:01:00\.0 .*0 others open"):
+        importer.open(other(owner, memory))
+    assert fake.of("ipcCloseMemHandle") != []
+
+
+def test_another_order_of_gpus_is_warned_about(make):
+    owner, _ = make("hip", 0, 2)
+    importer, _ = make("hip", 1, 2)
+    handle = other(owner, owner.allocate(100, shared=True))
+    with pytest.warns(RuntimeWarning, match="process 1 sees GPUs in another order"):
+        importer.open(Handle(1, handle.address, handle.nbytes, handle.token._replace(ordinal=1)))
 
 
 @both
@@ -64,7 +90,7 @@ def test_the_own_process_is_never_opened(make, name):
 
 @both
 def test_memory_of_others_is_closed_and_own_memory_freed(make, name):
-    device, _ = make(name)
+    device, _ = make(name, 0, 3, share=True)
     memory = device.allocate(1)
     opened = device.open(other(device, memory))
     with pytest.raises(ValueError, match="another rank's; close it"):

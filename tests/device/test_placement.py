@@ -62,6 +62,17 @@ def test_a_cu_mask_makes_the_stream(make):
         make("hip", compute_units=range(250, 260))
 
 
+def test_compute_units_by_the_environment(make, monkeypatch):
+    monkeypatch.setenv("KOSMOS_COMPUTE_UNITS", "40")
+    device, fake = make("hip")
+    assert fake.of("hipExtStreamCreateWithCUMask") == [(8, [0xFFFFFFFF, 0xFF, 0, 0, 0, 0, 0, 0])]
+    assert device.max_workgroups == 40
+    for wrong in ("0", "-1", "all", "257"):
+        monkeypatch.setenv("KOSMOS_COMPUTE_UNITS", wrong)
+        with pytest.raises(ValueError, match=r"want how many compute units|want numbers from 0 to 255"):
+            make("hip")
+
+
 @both
 def test_ordinary_streams_are_non_blocking_and_on_the_right_gpu(make, name):
     _, fake = make(name, 1, 2)

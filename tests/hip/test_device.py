@@ -92,7 +92,7 @@ def test_allocations_are_whole_ones(device):
         memory = device.allocate(nbytes, shared=True)
         base, size = device.hip.hipMemGetAddressRange(memory.address)
         assert (int(base), size) == (memory.address, memory.nbytes) and size % (2 << 20) == 0
-        assert device.to_host(memory.address, memory.nbytes) == bytes(memory.nbytes)
+        assert memory.nbytes >= nbytes + len(memory.tag)
         device.free(memory)
 
 

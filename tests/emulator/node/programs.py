@@ -113,7 +113,7 @@ def inner_pointer(device: Any, memory: Memory) -> Handle:
     """Not the base: the offset is lost on the way."""
     handle = device.export(memory)
     inner = bytes(device._runtime.ipcGetMemHandle(memory.address + 4096))
-    return Handle(handle.pid, handle.address + 4096, 4096, handle.token._replace(handle=inner))
+    return Handle(handle.pid, handle.address + 4096, handle.nbytes - 4096, handle.token._replace(handle=inner))
 
 
 def freed(device: Any, memory: Memory) -> Handle:
@@ -122,8 +122,12 @@ def freed(device: Any, memory: Memory) -> Handle:
     return handle
 
 
-def _open_and_read(handle: Handle, module: str, flags: int | None, offset: int, connection: Any) -> None:
+def _open_and_read(
+    handle: Handle, module: str, flags: int | None, offset: int, mask: str | None, connection: Any
+) -> None:
     try:
+        if mask is not None:
+            os.environ["HIP_VISIBLE_DEVICES"] = mask
         if flags is not None:
             importlib.import_module(module).LAZY_PEER_ACCESS = flags
         device = open_device("emulated", 1, 2)
@@ -135,8 +139,14 @@ def _open_and_read(handle: Handle, module: str, flags: int | None, offset: int, 
         connection.send(f"{type(error).__name__}: {error}")
 
 
-def share(export: Callable[[Any, Memory], Handle] = owner, flags: int | None = None, offset: int = 4096) -> None:
-    """Prints the word that another process reads at `offset`: 1 at the base of the allocation, 2 at byte 4096."""
+def share(
+    export: Callable[[Any, Memory], Handle] = owner,
+    flags: int | None = None,
+    offset: int = 4096,
+    mask: str | None = None,
+) -> None:
+    """Prints the word that another process, which sees the GPUs of `mask`, reads at `offset`: 1 at the base of the
+    allocation, 2 at byte 4096."""
     device = open_device("emulated", 0, 2)
     memory = device.allocate(8192, shared=True)
     device.array(memory.address, (1,), np.uint32, memory)[...] = 1
@@ -144,7 +154,7 @@ def share(export: Callable[[Any, Memory], Handle] = owner, flags: int | None = N
     device.synchronize()
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    arguments = (export(device, memory), "kosmos_raw.device.cupy_peers", flags, offset, there)
+    arguments = (export(device, memory), "kosmos_raw.device.cupy_peers", flags, offset, mask, there)
     child = context.Process(target=_open_and_read, args=arguments)
     child.start()
     print("read", here.recv() if here.poll(60) else "nothing")
@@ -167,10 +177,13 @@ def many_handles(count: int) -> None:
 
 
 def _read_all(handles: list[Handle], connection: Any) -> None:
-    device = open_device("emulated", 1, 2)
-    opened = [device.open(handle) for handle in handles]
-    words = [int.from_bytes(device.to_host(memory.address, 4), "little") for memory in opened]
-    connection.send(sum(word == i + 1 for i, word in enumerate(words)))
+    try:
+        device = open_device("emulated", 1, 2)
+        opened = [device.open(handle) for handle in handles]
+        words = [int.from_bytes(device.to_host(memory.address, 4), "little") for memory in opened]
+        connection.send(sum(word == i + 1 for i, word in enumerate(words)))
+    except BaseException as error:
+        connection.send(f"{type(error).__name__}: {error}")
 
 
 def own_handle() -> None:

@@ -18,8 +18,7 @@ PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short")
 
 def test_everything_inside(on_node):
     done = on_node(*PYTEST, f"{HERE}/inside", **{INSIDE: "1"})
-    assert done.status == 0, done.out
-    assert "skipped" not in done.out
+    assert done.status == 0 and re.search(r"^\d+ passed in", done.out, re.M), done.out
 
 
 # -- ag_gemm, the whole way through the command line
@@ -74,8 +73,8 @@ MUTANTS = [
     ("no_peer_access", "validate(mode='threads')", "faults=load_waits", "has no peer access to GPU"),
     ("no_peer_access", "validate()", "faults=ipc_not_lazy", "has no peer access to GPU"),
     ("functions_fetched_late", "validate(mode='threads', timeout_s=2)", "faults=load_waits", "waited too long"),
-    ("offset_not_sent", "validate(case=IN_ARENA)", "", "got"),
-    ("size_by_the_mirror", "validate()", "", "the compiled kernel wants"),
+    ("offset_not_sent", "validate(case=IN_ARENA, mode='threads')", "", "got"),
+    ("size_by_the_mirror", "validate(mode='threads')", "", "the compiled kernel wants"),
     ("forked_ranks", "after_a_device()", "", "does not work in a forked process"),
     ("host_words_on_the_gpu", "drill('a rank is killed', 6.0)", "", "a rank is killed"),
 ]
@@ -111,21 +110,27 @@ def test_a_missing_stream_wait_shows_with_late_streams(on_node, wait, wrong):
     [
         ("share()", "", "read 2"),
         ("share()", "ipc_keeps_offset", "read 2"),
-        ("share(inner_pointer, offset=0)", "", "read 1"),  # the offset is lost: a wrong word, without any error
+        ("share(inner_pointer, offset=0)", "", "opens other memory than it names"),  # the offset is lost
         ("share(inner_pointer, offset=0)", "ipc_keeps_offset", "read 2"),
+        ("share(mask='0,2,1')", "", "read 2"),
+        ("share(mask='2,3,0')", "", "read 2"),
+        ("share(mask='2,3,0')", "", "sees GPUs in another order"),
+        ("share(mask='1,0')", "", "have the same GPU, 0000:05:00.0"),
+        ("share(mask='2,1')", "", "is not visible in this process"),
         ("share(flags=0)", "", "hipErrorInvalidValue"),
         ("share(freed)", "", "cannot open memory of another process"),
         ("share()", "ipc_legacy", "HSA_ENABLE_IPC_MODE_LEGACY"),
         ("share()", "ipc_closed", "cannot open memory of another process"),
+        ("share()", "ipc_not_lazy", "read 2"),
         ("share()", "no_peer", "ranks need GPUs that are linked"),
         ("many_handles(40)", "", "right 40"),
-        ("many_handles(40)", "ipc_36", "right 36"),
+        ("many_handles(40)", "ipc_36", "opens other memory than it names.*36 others open"),
         ("fork()", "", "hipErrorNotInitialized"),
     ],
 )
 def test_memory_of_other_processes(on_node, call, faults, says):
     done = on_node(*PROGRAM, call, options=f"faults={faults}" if faults else "")
-    assert says in done.out, done.out
+    assert re.search(says, done.out), done.out
     assert done.stub_calls == {}
 
 
@@ -133,25 +138,22 @@ def test_memory_of_other_processes(on_node, call, faults, says):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("faults=no_memory", "no room for"),
+        ("faults=no_memory", "no room for .* bytes: 0 of"),
         ("faults=launch_fails", "launching ag_gemm"),
         ("faults=no_peer", "ranks need GPUs that are linked"),
-        ("faults=ipc_legacy", "HSA_ENABLE_IPC_MODE_LEGACY"),
-        ("faults=ipc_closed", "cannot open memory of another process"),
-        ("gpus=2", "3 ranks, but this process sees 2 GPU(s)"),
+        ("gpus=2", r"3 ranks, but this process sees 2 GPU\(s\)"),
         ("gpus=0", "no GPU is visible"),
         ("nonsense", "'nonsense', want one of"),
         ("faults=nonsense", "faults is 'nonsense'"),
     ],
 )
 def test_faults_are_explained(on_node, options, says):
-    done = on_node(*PROGRAM, "validate()", options=options)
-    assert done.status != 0 and says in done.out, done.out
+    done = on_node(*PROGRAM, "validate(mode='threads')", options=options)
+    assert done.status != 0 and re.search(says, done.out), done.out
 
 
-@pytest.mark.parametrize("faults", ["ipc_keeps_offset", "ipc_36+ipc_not_lazy"])
-def test_faults_that_do_not_matter(on_node, faults):
-    done = on_node(*PROGRAM, "validate()", options=f"faults={faults}")
+def test_faults_that_do_not_matter(on_node):
+    done = on_node(*PROGRAM, "validate()", options="faults=ipc_keeps_offset+ipc_36+ipc_not_lazy")
     assert done.status == 0, done.out
 
 
