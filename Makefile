@@ -15,7 +15,7 @@ $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 $(VENV)/.demo: $(VENV)/.python pyproject.toml
-	$(PIP) --no-compile --editable '.[cpu,plot]'
+	$(PIP) --no-compile --editable '.[cpu,emulated,plot]'
 	@touch $@
 $(VENV)/.dev: $(VENV)/.python pyproject.toml
 	$(PIP) --no-compile --editable '.[dev]'

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import kosmos_raw as kr
@@ -43,6 +44,32 @@ def test_ag_gemm_on_eight_processes():
 
 def test_one_rank():
     check([Case((257,), 100, 40, iters=1, op=op) for op in CHECKED], "threads")
+
+
+def test_nothing_is_kept_of_a_communicator():
+    """Memory of the GPU and opened handles, of all ranks."""
+    options = {"ranks": 3, "device": DEVICE, "mode": "threads", "workgroups": 4, "arena_bytes": 8 << 20}
+    free = [kr.launch(free_bytes, **options)[0] for _ in range(4)]
+    assert len(set(free[1:])) == 1, free
+
+
+def free_bytes(comm: kr.Communicator) -> int:
+    comm.empty((100, 8))
+    comm.kernel("ag_gemm")
+    comm.barrier()
+    return comm.device.cupy.cuda.runtime.memGetInfo()[0]
+
+
+@pytest.mark.parametrize("what", ["a", "out"])
+def test_arrays_of_the_host_are_refused(what):
+    with pytest.raises(TypeError, match=f"{what}.*ndarray|lies in cpu, want memory of device {DEVICE}:0"):
+        kr.launch(host_array, what, ranks=1, device=DEVICE, mode="threads", workgroups=4)
+
+
+def host_array(comm: kr.Communicator, what: str) -> None:
+    shapes = {"a": (8, 16), "b": (24, 16), "out": (8, 24)}
+    given = {name: comm.device.xp.zeros(shape, np.uint16) for name, shape in shapes.items()}
+    kr.ag_gemm(comm, **{**given, what: np.zeros(shapes[what], np.uint16)})
 
 
 def test_under_mpirun():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from tests.hip import mutants
 
 from .conftest import INSIDE
 
+MPIRUN = Path(sys.executable).parent / "mpirun"
 HERE = "tests/emulator/node"
 PROGRAM = ("-m", f"{HERE.replace('/', '.')}.programs")
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short")
@@ -26,15 +29,23 @@ def test_everything_inside(on_node):
     ("mode", "ranks", "options"),
     [
         ("processes", 4, "caches"),
-        ("processes", 3, "preempt=7"),
-        ("processes", 3, "jitter=500"),
-        ("threads", 4, "late,preempt=5,jitter=200,seed=3"),
+        ("processes", 3, "preempt=7,jitter=500"),
+        ("threads", 4, "caches,preempt=5"),
+        ("threads", 3, "late,preempt=5,jitter=200,seed=3"),
+        ("mpirun", 3, "caches,preempt=7,jitter=300"),
     ],
 )
 def test_ag_gemm(on_node, mode, ranks, options):
-    how = f"--device emulated --mode {mode} --ranks {ranks} --workgroups 4 --timeout 120 --iters 1 --json"
-    shape = f"--m {64 * ranks} --n 256 --k 64"
-    done = on_node("-m", "kosmos_raw", "validate", "ag_gemm", *how.split(), *shape.split(), options=options)
+    how = f"--device emulated --workgroups 4 --timeout 120 --iters 1 --json --m {64 * ranks} --n 256 --k 64"
+    command = ["-m", "kosmos_raw", "validate", "ag_gemm", *how.split()]
+    if mode == "mpirun":
+        if not MPIRUN.is_file():
+            pytest.skip("no mpirun beside this Python: pip install 'kosmos-raw[mpi]'")
+        run = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"
+        command = ["-c", run, str(MPIRUN), "-n", str(ranks), sys.executable, *command]
+    else:
+        command += ["--mode", mode, "--ranks", str(ranks)]
+    done = on_node(*command, options=options)
     assert done.status == 0, done.out
     report = json.loads(done.out)
     assert report["passed"] and report["bitwise_repeat"] and report["device"] == "emulated"
@@ -46,6 +57,22 @@ def test_layers_on_cupy_arrays(on_node):
     done = on_node(*PROGRAM, "layers()")
     assert done.status == 0, done.out
     assert done.stub_calls == {}
+
+
+def test_sources_through_hiprtc(on_node):
+    """Where there is neither a shipped code object nor the compiler, CuPy hands hiprtc the sources."""
+    done = on_node(*PROGRAM, "validate(mode='threads')", KOSMOS_HIP_CODE="source")
+    assert done.status == 0 and "right" in done.out, done.out
+
+
+def test_a_cap_by_a_mask(on_node):
+    """Fewer compute units than workgroups are refused; on so many as there are, all is right."""
+    mask = {"KOSMOS_COMPUTE_UNITS": "8"}
+    done = on_node(*PROGRAM, "validate(mode='threads', workgroups=8)", **mask)
+    assert done.status == 0 and "right" in done.out, done.out
+    assert done.calls["hipExtStreamCreateWithCUMask"] == 3
+    done = on_node(*PROGRAM, "validate(mode='threads', workgroups=9)", **mask)
+    assert "workgroups is 9, want 2 to 8" in done.out, done.out
 
 
 # -- bugs that must show
