@@ -5,7 +5,7 @@ RUN = $(VENV)/bin/python
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak lint bench wheel clean
+.PHONY: help demo test soak tsan lint bench wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test-%: $(VENV)/.dev  ## the same operators on N ranks under mpirun: make test-8
 
 soak: $(VENV)/.dev  ## every operator many times, on the CPU and emulated, with late ranks (an hour)
 	$(RUN) tests/soak.py
+
+tsan: $(VENV)/.dev  ## histories of every operator on threads under ThreadSanitizer (five minutes)
+	$(RUN) tests/forced/threads.py
 
 lint: $(VENV)/.dev  ## ruff and mypy
 	$(RUN) -m ruff check .

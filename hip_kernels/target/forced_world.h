@@ -8,24 +8,12 @@
 #include <string.h>
 
 #include "forced_fiber.h"
+#include "random.h"
 
 namespace target {
 constexpr u32 MAX_FIBERS = 64, MAX_DATA = 1 << 16, MAX_SIGNALS = 1 << 15, MAX_FENCES = 32, MAX_WATCHED = 24, MAX_BLIND = 8;
+constexpr u64 NEVER = 1ull << 62;  // steps
 constexpr Scope SCOPES[] = {DEVICE_SCOPE, SYSTEM_SCOPE};
-
-struct Random {  // xorshift64: a history is its seed
-  u64 state = 0;
-  Random() = default;
-  explicit Random(u64 seed) : state((seed + 1) * 0x9e3779b97f4a7c15ull | 1) {
-    for (u32 i = 0; i < 4; i++) below(1);
-  }
-  u32 below(u32 n) {
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return (u32)((state >> 32) * n >> 32);
-  }
-};
 
 template <class T> struct List {
   T* at = nullptr;

@@ -24,18 +24,11 @@ inline void come_late() {
   nanosleep(&t, nullptr);
 }
 
-inline u32 load(const u32* p, Scope) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
-inline void store(u32* p, u32 v, Scope) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
-inline u32 add(u32* p, u32 v, Scope) {
-  if (most_delay_us) come_late();
-  return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
-}
-inline bool swap_if(u32* p, u32 was, u32 now, Scope) {
-  if (most_delay_us) come_late();
-  return __atomic_compare_exchange_n(p, &was, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-}
-inline void release(Scope) { __atomic_thread_fence(__ATOMIC_RELEASE); }
-inline void acquire(Scope) { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
+}  // namespace target
+
+#include "host_signals.h"  // defines: load, store, add, swap_if, release, acquire
+
+namespace target {
 template <class T> inline T read(const T* p) { return *p; }
 template <class T> inline void write(T* p, T v) { *p = v; }
 inline u64 read_polled(const u64* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }

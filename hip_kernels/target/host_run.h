@@ -8,6 +8,10 @@
 namespace target {
 constexpr u32 MAX_WGS = 256;
 
+// The end of a launch acquires, as that of a kernel does: what DRAIN has seen is ordered before what the host does next,
+// though DRAIN has no fence of its own.
+inline void leave() { acquire(SYSTEM_SCOPE); }
+
 template <class Params> struct Launch {
   const Params* params;
   void (*body)(const Params&);
@@ -16,6 +20,7 @@ template <class Params> struct Launch {
     const Launch& l = *(const Launch*)self;
     wg_idx = l.wg;
     l.body(*l.params);
+    leave();
     return nullptr;
   }
 };

@@ -1,6 +1,6 @@
 // What bulk_ag and bulk_rs have in common for the player of histories: rows that move, and a product of each rank's own shape.
 #pragma once
-#include "history.h"
+#include "player.h"
 
 template <class P> struct Bulk {
   static constexpr u32 MOVED = MAX_ROWS * target::MAX_K / 4, MATRIX = 24 * 24 / 4;  // words of 8 bytes, of bf16

@@ -6,9 +6,11 @@
 #include "../../hip_kernels/schedule/chunks.h"
 #include "../../hip_kernels/schedule/group.h"
 #include "../../hip_kernels/target/run.h"
+#ifndef KOSMOS_FORCED
+#include "thread_world.h"
+#endif
 
 using target::Random;
-using target::W;
 
 #define KINDS(X) X(RIGHT) X(OTHER_CALL) X(LOST_RANK) X(TOLD_TO_STOP_BY_HOST)
 // Those that every operator has: of the protocol, and of what the host prepares.
@@ -31,7 +33,7 @@ struct Setup {  // mirrored by forced.py
 
 constexpr u32 LAUNCHES = 5, MAX_ROWS = 24, MAX_COLS = 20, MAX_LDC = 32, MAX_WGS = 4, TRACE_EVENTS = 512;
 constexpr u32 STOPPED = ~0u;                      // in Rank::launch: this rank makes no more launches
-constexpr u64 NEVER = 1ull << 62, LIMIT = 1 << 20;
+constexpr u64 LIMIT = 1 << 20;
 
 // One launch as one rank sees it. Rows, K and tile are the same on all ranks, unless one of them makes another call.
 struct Shape {

@@ -3,7 +3,7 @@
 #pragma once
 #include "../../hip_kernels/schedule/ag_gemm.h"
 #include "../../hip_kernels/kernels/tile_operands.h"
-#include "history.h"
+#include "player.h"
 
 template <Layout L> struct Gathered {
   static constexpr u32 ROWS = MAX_ROWS * target::MAX_K / 4, WEIGHT = target::MAX_K * MAX_LDC / 4, MAX_PARTS = 2;

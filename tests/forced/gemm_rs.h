@@ -1,7 +1,7 @@
 // gemm_rs for the player of histories: buffers, params, and the sum of products that its result must be.
 #pragma once
 #include "../../hip_kernels/kernels/gemm_rs.hip"
-#include "history.h"
+#include "player.h"
 
 constexpr u32 MAX_N = (MAX_COLS + 7) / 8 * 8, BUFFER_WORDS = MAX_ROWS * MAX_N / 4;  // of 8 bytes
 

@@ -1,6 +1,6 @@
 // Operators broken on purpose, in ways that several have in common: each breaks one rule of the protocol, and says which.
 #pragma once
-#include "history.h"
+#include "player.h"
 
 template <class Op, class S> struct Scheduled : Op {
   using Schedule = S;
