@@ -24,10 +24,9 @@ template <u32 ROWS> DEVICE inline auto swap_halves(u32 x, u32 y) {
 // Plain rows of BF16, 16 bytes a lane. Rows and columns past the end get an offset past the buffer's end, which stores
 // nothing; offsets of row and column add up, and even two such are past it. No branch, so the count of stores is exact.
 // THROUGH: sc0 sc1, past every cache.
-template <bool THROUGH, Layout L, u32 ROWS>
-DEVICE inline void store_rows(const Tile<L, ROWS>& tile, const TileResult& to, u32 rows, u32 cols) {
-  using T = Tile<L, ROWS>;
-  constexpr u32 PIECES = ROWS / 16, OUTSIDE = NOWHERE / 2;
+template <bool THROUGH, class T>
+DEVICE inline void store_rows(const T& tile, const TileResult& to, u32 rows, u32 cols) {
+  constexpr u32 ROWS = T::ROWS, PIECES = ROWS / 16, OUTSIDE = NOWHERE / 2;
   const I32x4 b = buffer(to.c, OUTSIDE);
   const auto out = __builtin_amdgcn_make_buffer_rsrc((void*)((u64)(u32)b[1] << 32 | (u32)b[0]), 0, b[2], b[3]);
   const u32 l = rare(tile.l), group = l / ROWS;
@@ -64,9 +63,8 @@ DEVICE inline void store_rows(const Tile<L, ROWS>& tile, const TileResult& to, u
 }
 
 // Calls each(row, column, four sums) for every four columns of a row that a lane holds.
-template <Layout L, u32 ROWS, class Each>
-DEVICE inline void each_four(const Tile<L, ROWS>& tile, u32 rows, u32 cols, Each each) {
-  using T = Tile<L, ROWS>;
+template <class T, class Each> DEVICE inline void each_four(const T& tile, u32 rows, u32 cols, Each each) {
+  constexpr u32 ROWS = T::ROWS;
   const u32 l = rare(tile.l), group = l / ROWS;
 #pragma unroll
   for (u32 half = 0; half < 2; half++)

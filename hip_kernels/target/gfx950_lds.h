@@ -1,6 +1,6 @@
 // gfx950: one operand of the GEMM tile, from global memory through LDS to the matrix instructions' registers.
 //
-// Two buffers, one a K step of 64; in each a half of 128 rows of either operand is 16 KiB. Direct loads fill them: no
+// Two buffers, one a K step of 128 bytes; in each a half of 128 rows of either operand is 16 KiB. Direct loads fill them: no
 // register is held while data is on its way, but a load writes 1 KiB of LDS in the order of its lanes. So a swizzle must
 // be in the lane's GLOBAL address, and again in the address from which a fragment is read.
 #pragma once
@@ -17,9 +17,9 @@ using Bf16x8 = vec<__bf16, 8>;
 #define LDS __attribute__((address_space(3)))
 using LdsBytes = LDS unsigned char;
 
-constexpr u32 TILE_K = 64;          // of a K step: 128 bytes
+constexpr u32 STEP_BYTES = 128;     // of a line, in a K step
 constexpr u32 HALF_BYTES = 16384;   // 128 rows of one operand, one K step
-constexpr u32 BUFFER_BYTES = 32768, B_BYTES = 65536, LDS_BYTES = 131072;  // A [buffer][half], then B
+constexpr u32 BUFFER_BYTES = 32768, B_BYTES = 65536, OPERAND_BYTES = 131072;  // A [buffer][half], then B
 constexpr u32 NOWHERE = 1u << 31;   // a lane offset past the end of every buffer descriptor
 
 // ---- order. Unlike barrier() in gfx950.h, these wait for what they name and nothing else.
@@ -75,11 +75,28 @@ DEVICE inline void load_some_to_lds(I32x4 from, u32 offset, LdsBytes* to, u32 l,
                : "=&s"(all) : "s"(to), "v"(offset), "s"(from), "s"(lanes), "v"(to + l * 16), "v"(U32x4{})
                : "memory", "m0", "scc");
 }
+// The same of 4 bytes a lane.
+DEVICE inline void load_word_to_lds(I32x4 from, u32 offset, LdsBytes* to) {
+  asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dword %1, %2, 0 offen lds" ::"s"(to), "v"(offset), "s"(from)
+               : "memory", "m0");
+}
+DEVICE inline void load_some_words_to_lds(I32x4 from, u32 offset, LdsBytes* to, u32 l, u32 other, u64 lanes) {
+  u64 all;
+  asm volatile("s_mov_b32 m0, %1\n\ts_mov_b64 %0, exec\n\ts_mov_b64 exec, %4\n\t"
+               "buffer_load_dword %2, %3, 0 offen lds\n\t"
+               "s_andn2_b64 exec, %0, %4\n\tds_write_b32 %5, %6\n\ts_mov_b64 exec, %0"
+               : "=&s"(all) : "s"(to), "v"(offset), "s"(from), "s"(lanes), "v"(to + l * 4), "v"(other)
+               : "memory", "m0", "scc");
+}
 #pragma clang diagnostic pop
 
 // One operand. ALONG_K: contiguous along K, and an LDS line is one row's 128 bytes of K; else an LDS line is one k of 128
 // rows. SHARE: rows of a half that a wave multiplies. ROWS: of a matrix instruction, 16 or 32. (B's "rows" are columns.)
-template <bool ALONG_K, u32 SHARE, u32 ROWS> struct Operand {
+// BYTES: of an element, 2, or with ALONG_K 1 as well: a fragment is 16 bytes of a line then too, and two make what an
+// instruction takes.
+template <bool ALONG_K, u32 SHARE, u32 ROWS, u32 BYTES = 2> struct Operand {
+  static_assert(ALONG_K || BYTES == 2);
+  static constexpr u32 STEP = STEP_BYTES / BYTES;                // k of a K step
   static constexpr u32 DEPTH = ROWS / 8, BLOCKS = SHARE / ROWS;  // fragments of a half: along K, along rows
   static constexpr u32 LINE = ALONG_K ? 128 : 256, LINES = 1024 / LINE, CHUNKS = LINE / 16;  // LINES, CHUNKS: of a load
 
@@ -126,14 +143,14 @@ template <bool ALONG_K, u32 SHARE, u32 ROWS> struct Operand {
   // Turns to a tile whose first element is at p. Rows past its end read the last ones: what they give is not stored.
   DEVICE void turn(const void* p, u32 rows, u32 ld, u32 wave, u32 l) {
     from = buffer(p, NOWHERE);
-    step_bytes = ALONG_K ? TILE_K * 2 : (u64)TILE_K * 2 * ld;
+    step_bytes = ALONG_K ? STEP_BYTES : (u64)STEP_BYTES * ld;
     l = rare(l);
     for (u32 half = 0; half < 2; half++)
       for (u32 i = 0; i < 2; i++) {
         const u32 line = line_of(wave, l, i), chunk = chunk_of(l, line);
         if constexpr (ALONG_K) {
           const u32 row = row_of(half, line / SHARE, line % SHARE);
-          offset[half][i] = (row < rows ? row : rows - 1) * ld * 2 + chunk * 16;
+          offset[half][i] = (row < rows ? row : rows - 1) * ld * BYTES + chunk * 16;
         } else {
           const u32 row = row_of(half, chunk * 8 / SHARE, chunk * 8 % SHARE);
           offset[half][i] = (line * ld + (row < rows ? row : (rows - 1) / 8 * 8)) * 2;
@@ -152,13 +169,13 @@ template <bool ALONG_K, u32 SHARE, u32 ROWS> struct Operand {
     l = rare(l);
     for (u32 i = 0; i < 2; i++) {
       const u32 line = line_of(wave, l, i);
-      const bool real = (i32)(ALONG_K ? chunk_of(l, line) * 8 : line) < left;
+      const bool real = (i32)(ALONG_K ? chunk_of(l, line) * (16 / BYTES) : line) < left;
       LdsBytes* at = to + buffer + half * HALF_BYTES + i * 8192;
       load_some_to_lds(from, offset[half][i], at, l, __builtin_amdgcn_ballot_w64(real));
     }
   }
 
-  // Eight k of one row a lane: what a matrix instruction takes.
+  // 16 bytes of K of one row a lane.
   DEVICE U32x4 read(u32 half, u32 m, u32 k, u32 buffer) const {
     if constexpr (ALONG_K) return *(LDS U32x4*)(fragment[k] + buffer + half * HALF_BYTES + m * ROWS * LINE);
     else {

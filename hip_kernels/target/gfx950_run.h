@@ -104,10 +104,11 @@ template <class Op> struct Director {
 };
 
 template <class Op> DEVICE inline void run(const typename Op::Params& p) {
-  __shared__ __attribute__((aligned(1024))) unsigned char lds[LDS_BYTES];
+  using Tiles = Tile<layout<Op>(), mfma_rows<Op>(), element<Op>()>;
+  __shared__ __attribute__((aligned(1024))) unsigned char lds[Tiles::LDS_BYTES];
   __shared__ U32x4 box;
   Director<Op> director(p, (LDS U32x4*)&box);
-  Tile<layout<Op>(), mfma_rows<Op>()> tiles((LdsBytes*)lds);
+  Tiles tiles((LdsBytes*)lds);
   Work w;
   bool claimed = false;
   for (;;) {

@@ -10,11 +10,10 @@
 //   What a load part overwrites nobody reads. A load part ends with wait_lds, so what it has read is in registers.
 #pragma once
 #include "../kernels/tile_operands.h"
-#include "gfx950_lds.h"
+#include "gfx950_scales.h"
 
 namespace target {
 constexpr u32 TILE_M = 256, TILE_N = 256;
-constexpr u32 LOADS = 8;          // of a wave, in a K step
 constexpr u32 LEAST_STEPS = 3;    // the schedule is asked two K steps before a tile's end, and not in its first
 
 // Rows of the matrix instruction. 32: half as many instructions, each long enough to hide a barrier.
@@ -23,15 +22,20 @@ template <class Op> constexpr u32 mfma_rows() {
   else return 32;
 }
 
-template <Layout L, u32 ROWS> struct Tile {
-  using A = Operand<L != NT, TILE_M / 4, ROWS>;
-  using B = Operand<L == TN, TILE_N / 8, ROWS>;
+template <Layout L, u32 R, Element E> struct Tile {
+  static_assert(E == BF16 || L == TN, "MXFP8 is quantised along the contraction, and lies so");
+  static constexpr u32 ROWS = R, BYTES = E == MXFP8 ? 1 : 2;
+  using A = Operand<L != NT, TILE_M / 4, ROWS, BYTES>;
+  using B = Operand<L == TN, TILE_N / 8, ROWS, BYTES>;
   using Sums = vec<float, ROWS * ROWS / 64>;  // of a lane, from one matrix instruction
-  static constexpr u32 DEPTH = A::DEPTH, BLOCKS_M = A::BLOCKS, BLOCKS_N = B::BLOCKS;
+  static constexpr u32 DEPTH = A::DEPTH, BLOCKS_M = A::BLOCKS, BLOCKS_N = B::BLOCKS, STEP = A::STEP;
+  static constexpr u32 LOADS = 8 + (E == MXFP8);  // of a wave, in a K step
+  static constexpr u32 LDS_BYTES = OPERAND_BYTES + (E == MXFP8 ? 2 * SCALE_BYTES : 0);
 
   const u32 wave, l, slice_a, slice_b;
   A a;
   B b;
+  Scales<ROWS> scales;  // of MXFP8 alone
   u32 K = 0, steps = 0, u = 0;  // of the tile that is being loaded: its K, its K steps, and the one to be loaded next
   i32 left = 0;                 // k that are left of it at K step u
   u32 buffer = 0;               // bytes to the one that is being read
@@ -42,33 +46,38 @@ template <Layout L, u32 ROWS> struct Tile {
       : wave(from_elected(lane() / WAVE)), l(lane() % WAVE), slice_a(wave / 4), slice_b(wave % 4) {
     a.place(lds, wave, slice_a, l);
     b.place(lds + B_BYTES, wave, slice_b, l);
+    if constexpr (E == MXFP8) scales.place(lds + OPERAND_BYTES, wave, A::row_of(0, slice_a, 0), B::row_of(0, slice_b, 0), l);
   }
 
   // ---- loads. All of a K step but the second half of A, and that: what a phase has just freed.
   DEVICE void load_most(u32 to) {
-    if (__builtin_expect(left < (i32)TILE_K, 0)) {
+    if (__builtin_expect(left < (i32)STEP, 0)) {
+      if constexpr (E == MXFP8) scales.load_end(to, left, l);
       a.load_end(0, to, left, wave, l);
       b.load_end(0, to, left, wave, l);
       b.load_end(1, to, left, wave, l);
     } else {
+      if constexpr (E == MXFP8) scales.load(to);
       a.load(0, to);
       b.load(0, to);
       b.load(1, to);
     }
+    if constexpr (E == MXFP8) advance(scales.from, scales.step_bytes);
     advance(b.from, b.step_bytes);
   }
   DEVICE void load_rest(u32 to) {
-    if (__builtin_expect(left < (i32)TILE_K, 0)) a.load_end(1, to, left, wave, l);
+    if (__builtin_expect(left < (i32)STEP, 0)) a.load_end(1, to, left, wave, l);
     else a.load(1, to);
     advance(a.from, a.step_bytes);
     u++;
-    left -= TILE_K;
+    left -= STEP;
   }
   DEVICE void turn(const TileOperands& t) {
     a.turn(t.a, t.rows, t.lda, wave, l);
     b.turn(t.b, t.cols, t.ldb, wave, l);
+    if constexpr (E == MXFP8) scales.turn(t, wave, l);
     K = t.K;
-    steps = (K + TILE_K - 1) / TILE_K;
+    steps = (K + STEP - 1) / STEP;
     if (steps < LEAST_STEPS) steps = LEAST_STEPS;
     u = 0;
     left = (i32)K;
@@ -77,6 +86,7 @@ template <Layout L, u32 ROWS> struct Tile {
   DEVICE void turn_off() {
     a.turn_off();
     b.turn_off();
+    if constexpr (E == MXFP8) scales.turn_off();
     u = 0;
     left = 1 << 30;  // whole loads, of nothing
   }
@@ -85,21 +95,33 @@ template <Layout L, u32 ROWS> struct Tile {
   template <u32 H, bool FIRST> DEVICE void multiply() {
     if constexpr (FIRST) hold_parts();
     else hold_sums<H>();
-#pragma unroll
-    for (u32 k = 0; k < DEPTH; k++)
-#pragma unroll
-      for (u32 m = 0; m < BLOCKS_M; m++)
-#pragma unroll
-        for (u32 h = 0; h < 2; h++)
-#pragma unroll
-          for (u32 n = 0; n < BLOCKS_N; n++) {
-            Sums& c = sums[H][h][m][n];
-            const Bf16x8 x = __builtin_bit_cast(Bf16x8, b_part[h][n][k]), y = __builtin_bit_cast(Bf16x8, a_part[m][k]);
-            const Sums before = FIRST && k == 0 ? Sums{} : c;
-            if constexpr (ROWS == 16) c = __builtin_amdgcn_mfma_f32_16x16x32_bf16(x, y, before, 0, 0, 0);
-            else c = __builtin_amdgcn_mfma_f32_32x32x16_bf16(x, y, before, 0, 0, 0);
-          }
+    multiply_blocks<H, FIRST, 0>();
     hold_sums<H>();
+  }
+  // Matrix instruction I of a part and all after it. By number, for what picks a scale's byte must be a constant.
+  static constexpr u32 INSTRUCTIONS_K = E == MXFP8 ? DEPTH / 2 : DEPTH;
+  template <u32 H, bool FIRST, u32 I> DEVICE void multiply_blocks() {
+    if constexpr (I < INSTRUCTIONS_K * BLOCKS_M * 2 * BLOCKS_N) {
+      constexpr u32 n = I % BLOCKS_N, h = I / BLOCKS_N % 2, m = I / BLOCKS_N / 2 % BLOCKS_M, k = I / BLOCKS_N / 2 / BLOCKS_M;
+      Sums& c = sums[H][h][m][n];
+      const Sums before = FIRST && k == 0 ? Sums{} : c;
+      if constexpr (E == MXFP8) {
+        const I32x8 x = both(b_part[h][n][2 * k], b_part[h][n][2 * k + 1]), y = both(a_part[m][2 * k], a_part[m][2 * k + 1]);
+        constexpr u32 at_x = scale_at<ROWS>(h * BLOCKS_N + n, k), at_y = scale_at<ROWS>(m, k);
+        const int scale_x = (int)scales.of_b, scale_y = (int)scales.of_a[H];
+        if constexpr (ROWS == 16)
+          c = __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(x, y, before, 0, 0, at_x, scale_x, at_y, scale_y);
+        else c = __builtin_amdgcn_mfma_scale_f32_32x32x64_f8f6f4(x, y, before, 0, 0, at_x, scale_x, at_y, scale_y);
+      } else {
+        const Bf16x8 x = __builtin_bit_cast(Bf16x8, b_part[h][n][k]), y = __builtin_bit_cast(Bf16x8, a_part[m][k]);
+        if constexpr (ROWS == 16) c = __builtin_amdgcn_mfma_f32_16x16x32_bf16(x, y, before, 0, 0, 0);
+        else c = __builtin_amdgcn_mfma_f32_32x32x16_bf16(x, y, before, 0, 0, 0);
+      }
+      multiply_blocks<H, FIRST, I + 1>();
+    }
+  }
+  static DEVICE I32x8 both(U32x4 x, U32x4 y) {
+    return __builtin_bit_cast(I32x8, __builtin_shufflevector(x, y, 0, 1, 2, 3, 4, 5, 6, 7));
   }
   // No code, but an order. Matrix instructions touch no memory, so no barrier or fence holds them, and compilers do move
   // whole clusters of them into the next load part. What works on registers that volatile asm names stays on its side.
@@ -154,8 +176,9 @@ template <Layout L, u32 ROWS> struct Tile {
 
   // The end of a load part. Nothing stands between a barrier and the multiplications; those of one group go before what
   // the other group issues.
-  template <u32 YOUNGER> DEVICE void part_ends() {
+  template <u32 YOUNGER, bool WITH_SCALES> DEVICE void part_ends() {
     wait_lds();
+    if constexpr (WITH_SCALES) scales.pick();
     wait_memory<YOUNGER>();
     __builtin_amdgcn_s_setprio(1);
     meet();
@@ -174,8 +197,9 @@ template <Layout L, u32 ROWS> struct Tile {
     read_b<0>();
     read_a<0>();
     read_b<1>();
+    if constexpr (E == MXFP8) scales.read(buffer);  // all of them: the next load part overwrites them
     load_rest(buffer ^ BUFFER_BYTES);
-    part_ends<YOUNGER>();
+    part_ends<YOUNGER, E == MXFP8>();
     multiply<0, FIRST>();
     multiplied();
 
@@ -184,7 +208,7 @@ template <Layout L, u32 ROWS> struct Tile {
     read_a<1>();
     if (__builtin_expect(u == steps, 0)) director.turn(*this);
     load_most(buffer);
-    part_ends<YOUNGER>();
+    part_ends<YOUNGER, false>();
     multiply<1, FIRST>();
     multiplied();
     buffer ^= BUFFER_BYTES;

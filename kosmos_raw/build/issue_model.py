@@ -71,7 +71,7 @@ def _cost(instruction: str, machine: Machine) -> int:
     if what == MFMA:
         return mfma_cycles(instruction)
     if what == LDS:
-        return next((n for name, n in machine.lds_read if name in instruction), 1)
+        return (1 + ("read2" in instruction)) * next((n for name, n in machine.lds_read if name in instruction), 1)
     if what == MEMORY:
         return 1024 if "x4" in instruction or "b128" in instruction else 512 if "x2" in instruction else 256
     return 0

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-LOADS = 8  # direct loads of a wave in a K step: hip_kernels/target/gfx950_tile.h
+LOADS = 8  # direct loads of a wave in a K step, and one more of scales: hip_kernels/target/gfx950_tile.h
 
 MFMA, VECTOR, LDS, MEMORY, SCALAR, WAIT, BARRIER = "mfma vector lds memory scalar wait barrier".split()
 
@@ -31,6 +31,10 @@ def kind(instruction: str) -> str:
     if word.startswith(("buffer_", "global_", "flat_", "scratch_")):
         return MEMORY
     return {"s_barrier": BARRIER, "s_waitcnt": WAIT}.get(word, SCALAR)
+
+
+def is_scaled(instruction: str) -> bool:
+    return instruction.startswith("v_mfma_scale")
 
 
 def is_direct_load(instruction: str) -> bool:
@@ -195,14 +199,19 @@ class Shape:
     def lds_bytes(self) -> int:
         """Read from LDS by a wave in a K step."""
         sizes = {"b128": 16, "b96": 12, "b64": 8, "b32": 4}
-        reads = [i for i in self.loop if i.startswith("ds_read")]
-        return sum(64 * next(n for name, n in sizes.items() if name in i.split()[0]) for i in reads)
+        reads = [i.split()[0] for i in self.loop if i.startswith("ds_read")]
+        return sum(64 * (1 + ("read2" in i)) * next(n for name, n in sizes.items() if name in i) for i in reads)
 
     @property
     def global_bytes(self) -> int:
         """Asked of memory by a wave in a K step."""
         loads = [i for i in self.loop if is_direct_load(i)]
         return sum(64 * (16 if "dwordx4" in i else 4) for i in loads)
+
+    @property
+    def loads(self) -> int:
+        """Direct loads of a wave in a K step, as the source has them."""
+        return LOADS + any(map(is_scaled, self.loop))
 
     @property
     def stores(self) -> int:
@@ -234,11 +243,16 @@ def of_kernel(text: str, kernel: str) -> Shape | None:
 def _main_loop(graph: Graph) -> list[str] | None:
     """The shortest cycle with a K step's direct loads and four barriers in it."""
     found = []
+    loads = _loads(graph)
     for name, body in graph.blocks.items():
         if sum(map(_is_mfma, body)) >= 4:
-            cycle = graph.way(name, name.__eq__, exactly={is_direct_load: LOADS, _is_barrier: 4}, avoid=_rare)
+            cycle = graph.way(name, name.__eq__, exactly={is_direct_load: loads, _is_barrier: 4}, avoid=_rare)
             found += [cycle] if cycle else []
     return min(found, key=lambda cycle: len(graph.instructions(cycle)), default=None)
+
+
+def _loads(graph: Graph) -> int:
+    return LOADS + any(is_scaled(i) for body in graph.blocks.values() for i in body)
 
 
 def _last_barrier(graph: Graph, loop: list[str]) -> int:
@@ -266,7 +280,7 @@ def _border(graph: Graph, loop: list[str]) -> list[str]:
             way = graph.way(
                 out,
                 set(loop).__contains__,
-                exactly={is_direct_load: LOADS, _is_mfma: mfma},
+                exactly={is_direct_load: _loads(graph), _is_mfma: mfma},
                 at_least={is_store: stores},
                 avoid=_is_atomic,
             )
@@ -307,13 +321,14 @@ def faults(shape: Shape) -> list[str]:
     waits = [i for i in shape.loop if kind(i) == WAIT]
     lds = [n for n in (allowed(i, "lgkmcnt") for i in waits) if n is not None]
     memory = [n for n in (allowed(i, "vmcnt") for i in waits) if n is not None]
-    if lds != [0, 0] or memory != [LOADS, LOADS]:
-        wrong.append(f"the main loop waits {waits}, want lgkmcnt(0) and vmcnt({LOADS}) in each load part")
+    loads = shape.loads
+    if lds != [0, 0] or memory != [loads, loads]:
+        wrong.append(f"the main loop waits {waits}, want lgkmcnt(0) and vmcnt({loads}) in each load part")
     if not shape.border:
         wrong.append("no way from a tile to the next was found")
     # Stores of a tile may be on their way through the next tile's first step: as many as are surely issued, or none.
-    first = [n for n in (allowed(i, "vmcnt") for i in shape.border if kind(i) == WAIT) if n is not None and n >= LOADS]
-    if shape.border and (len(first) < 2 or max(first[-2:]) > LOADS + shape.stores):
+    first = [n for n in (allowed(i, "vmcnt") for i in shape.border if kind(i) == WAIT) if n is not None and n >= loads]
+    if shape.border and (len(first) < 2 or max(first[-2:]) > loads + shape.stores):
         wrong.append(f"a tile's first step allows for {first[-2:]} loads and stores; {shape.stores} stores are issued")
     return wrong + hazards(shape.loop)
 

@@ -118,6 +118,20 @@ def test_extreme_scales():
     np.testing.assert_array_equal(np.delete(got, 5, axis=0), 128.0)
 
 
+@pytest.mark.parametrize("low, high", [(0, 100), (27, 67), (90, 2), (254, 254), (200, 55)])
+def test_scales_whose_product_is_no_float(low, high):
+    """2^-150 of a large sum is a subnormal, not zero; only what is too large for the sum overflows."""
+    a, c = np.full((16, 128), 448, np.float32), np.zeros((64, 4), np.float32)
+    b = np.full((16, 128), 2.0**-9 if low + high > 254 else 448.0, np.float32)
+    held_a, held_b = np.full((64, 4), low, np.uint8), np.full((64, 4), high, np.uint8)
+    d = np.zeros((64, 4), np.float32)
+    launch(compiled_module("matrix"), "fp8_fp8_16", 1, 64, in_lanes(a, "fp8"), in_lanes(b, "fp8"), c, d, held_a, held_b)
+    with np.errstate(over="ignore"):
+        want = np.float32(4 * np.ldexp(32.0 * 448 * float(b[0, 0]), low + high - 254))
+    assert want != 0
+    np.testing.assert_array_equal(d, want)
+
+
 def test_every_code_of_the_eight_bit_types():
     """Each code times one, through the instruction: special values included."""
     for name, case in (("fp8", "fp8_fp8"), ("bf8", "bf8_fp8")):

@@ -21,8 +21,8 @@ TILE = 256
 
 PARAMS = np.dtype(
     [("g", params.GROUP)]
-    + [(name, "u8") for name in "a b c copy head tiles_done".split()]
-    + [(name, "u4") for name in "M N K lda ldb ldc K_odd stop_every".split()],
+    + [(name, "u8") for name in "a b scales_a scales_b c copy head tiles_done".split()]
+    + [(name, "u4") for name in "M N K lda ldb ldc ld_scales_a ld_scales_b K_odd stop_every".split()],
     align=True,
 )
 
@@ -34,10 +34,11 @@ class Build:
     layout: str
     mfma_rows: int
     handed: str  # RESULT, STORE or FLOATS
+    element: str  # BF16 or MXFP8
     text: Path
 
     def __str__(self) -> str:
-        return f"{self.layout}-{self.mfma_rows}-{self.handed.lower()}"
+        return f"{self.element.lower()}-{self.layout}-{self.mfma_rows}-{self.handed.lower()}"
 
 
 def copy_of_sources(to: Path) -> Path:
@@ -48,18 +49,18 @@ def copy_of_sources(to: Path) -> Path:
     return to
 
 
-def build(root: Path, to: Path, layout: str, mfma_rows: int, handed: str = "RESULT") -> Build:
+def build(root: Path, to: Path, layout: str, mfma_rows: int, handed: str = "RESULT", element: str = "BF16") -> Build:
     """Compiles the kernel that lies in the copied sources at `root`."""
-    defines = {"LAYOUT_OF": layout, "ROWS_OF": mfma_rows, "HANDED": handed}
+    defines = {"LAYOUT_OF": layout, "ROWS_OF": mfma_rows, "HANDED": handed, "ELEMENT_OF": element}
     source = root / "kernels" / f"{to.stem}.hip"
     source.write_text("".join(f"#define {k} {v}\n" for k, v in defines.items()) + '#include "gemm.h"\n')
     gfx950.compile_text(source, to)
-    return Build(layout, mfma_rows, handed, to)
+    return Build(layout, mfma_rows, handed, element, to)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One launch. K_odd: of tiles with an odd number; 0 = K. stop_every: see gemm.h."""
+    """One launch. K_odd: of tiles with an odd number; 0 = K. stop_every: see gemm.h. MXFP8 wants multiples of 128."""
 
     M: int
     N: int
@@ -97,6 +98,34 @@ def _padded(x: np.ndarray, lines: int) -> np.ndarray:
     return wide
 
 
+@dataclass(frozen=True)
+class Operand:
+    """One operand: its exact values, and what the kernel is given."""
+
+    values: np.ndarray  # [lines, K] float64
+    given: np.ndarray  # bf16, or codes of E4M3; its second dimension is the distance of lines
+    scales: np.ndarray | None = None  # [K / 128 + 1, ld] words
+
+
+def bf16_operand(rng: np.random.Generator, lines: int, k: int, along_k: bool) -> Operand:
+    values = rng.standard_normal((lines, k)).astype(ml_dtypes.bfloat16)
+    return Operand(values.astype(np.float64), _padded(values if along_k else values.T, 64))
+
+
+def mxfp8_operand(rng: np.random.Generator, lines: int, k: int, scales: np.ndarray | None = None) -> Operand:
+    """Random codes, and scales of every block apart by up to 2^40; NaNs wherever the kernel must not look."""
+    codes = rng.integers(0, 256, (lines, k)).astype(np.uint8)
+    codes[codes & 0x7F == 0x7F] = 0x38  # E4M3 has two NaNs
+    if scales is None:
+        scales = rng.integers(107, 148, (lines, k // 32)).astype(np.uint8)
+    given = _filled((lines + 1, k + 16), 0x7F, np.uint8)
+    given[:lines, :k] = codes
+    words = _filled((k // 128 + 1, _round_up(lines, 4) + 4), 0xFFFFFFFF, np.uint32)
+    words[:-1, :lines] = np.ascontiguousarray(scales).view("<u4").T
+    values = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    return Operand(values * np.exp2(scales.astype(np.float64) - 127).repeat(32, axis=1), given, words)
+
+
 def _exact(case: Case, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """C in float64, and |A| |B|, with every tile's own K."""
     exact, magnitude = np.empty((case.M, case.N)), np.empty((case.M, case.N))
@@ -105,7 +134,7 @@ def _exact(case: Case, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.nda
         for j in range(columns):
             k = case.K_odd if case.K_odd and (i * columns + j) % 2 else case.K
             at = np.s_[i * TILE : (i + 1) * TILE, j * TILE : (j + 1) * TILE]
-            x, y = a[at[0], :k].astype(np.float64), b[at[1], :k].astype(np.float64)
+            x, y = a[at[0], :k], b[at[1], :k]
             exact[at], magnitude[at] = x @ y.T, np.abs(x) @ np.abs(y).T
     return exact, magnitude
 
@@ -122,14 +151,28 @@ def run_kernel(
     return "a barrier was met with lanes masked off" if report.masked_barriers else ""
 
 
-def faults(build: Build, module: emulator.Module, case: Case, options: emulator.Options | None = None) -> list[str]:
-    """Runs one case; says what is wrong with the result, nothing if the list is empty."""
+def operands(build: Build, case: Case) -> tuple[Operand, Operand]:
     rng = np.random.default_rng(case.seed)
+    k = max(case.K, case.K_odd)
+    if build.element == "MXFP8":
+        return mxfp8_operand(rng, case.M, k), mxfp8_operand(rng, case.N, k)
+    a = bf16_operand(rng, case.M, k, along_k=build.layout != "NT")
+    return a, bf16_operand(rng, case.N, k, along_k=build.layout == "TN")
+
+
+def faults(
+    build: Build,
+    module: emulator.Module,
+    case: Case,
+    options: emulator.Options | None = None,
+    given: tuple[Operand, Operand] | None = None,
+    bound: float | None = None,
+) -> list[str]:
+    """Runs one case, with random operands or those that are given; says what is wrong with the result, nothing if the
+    list is empty. `bound`: on the error, where it shall not be that of the arithmetic."""
+    a, b = given or operands(build, case)
     k_max = max(case.K, case.K_odd)
-    a, b = (rng.standard_normal((n, k_max)).astype(ml_dtypes.bfloat16) for n in (case.M, case.N))
-    exact, magnitude = _exact(case, a, b)
-    in_a = _padded(a if build.layout != "NT" else a.T, 64)
-    in_b = _padded(b if build.layout == "TN" else b.T, 64)
+    exact, magnitude = _exact(case, a.values, b.values)
 
     floats = build.handed == "FLOATS"
     guard = np.float32(-7)
@@ -143,13 +186,18 @@ def faults(build: Build, module: emulator.Module, case: Case, options: emulator.
     g = p["g"]
     g["abort"], g["host_abort"], g["record"] = words.ctypes.data, words[1:].ctypes.data, record.ctypes.data
     g["limit_ticks"], g["ranks"], g["epoch"], g["wgs"] = 100_000_000 * 20, 1, 1, case.wgs
-    p["a"], p["b"], p["c"] = in_a.ctypes.data, in_b.ctypes.data, out.ctypes.data
+    p["a"], p["b"], p["c"] = a.given.ctypes.data, b.given.ctypes.data, out.ctypes.data
     p["copy"] = copy.ctypes.data if case.copies else 0
     p["head"], p["tiles_done"] = words[2:].ctypes.data, words[16:].ctypes.data
     p["M"], p["N"], p["K"], p["K_odd"] = case.M, case.N, case.K, case.K_odd or case.K
-    p["lda"], p["ldb"], p["ldc"] = in_a.shape[1], in_b.shape[1], out.shape[1]
+    p["lda"], p["ldb"], p["ldc"] = a.given.shape[1], b.given.shape[1], out.shape[1]
     p["stop_every"] = case.stop_every
-    said = run_kernel(module, case.wgs, p, options or emulator.Options(), [in_a, in_b, out, copy, words])
+    memory = [a.given, b.given, out, copy, words]
+    for name, scales in (("a", a.scales), ("b", b.scales)):
+        if scales is not None:
+            p[f"scales_{name}"], p[f"ld_scales_{name}"] = scales.ctypes.data, scales.shape[1]
+            memory.append(scales)
+    said = run_kernel(module, case.wgs, p, options or emulator.Options(), memory)
     if said:
         return [said]
 
@@ -158,9 +206,12 @@ def faults(build: Build, module: emulator.Module, case: Case, options: emulator.
         wrong.append(f"gave up: {record}")
     if not words[16:].all():
         wrong.append(f"tiles {np.flatnonzero(words[16:] == 0).tolist()} were not published")
-    bound = tolerance.gemm_bound(exact, magnitude, k_max)
+    bounds = tolerance.gemm_bound(exact, magnitude, k_max) if bound is None else np.full(exact.shape, bound)
     for name, c in (("C", out), *((("copy", copy),) if case.copies else ())):
-        got = tolerance.compare(c[: case.M, : case.N], exact, bound)
+        none = np.isnan(exact)
+        if not (np.isnan(c[: case.M, : case.N].astype(np.float32)) == none).all():
+            wrong.append(f"{name}: numbers where there are none, or the other way round")
+        got = tolerance.compare(np.where(none, 0, c[: case.M, : case.N]), np.where(none, 0, exact), bounds)
         if not got.passed:
             wrong.append(f"{name}{got.worst} is {got.got}, want {got.wanted}: {got.over_bound:.1f} times the bound")
         if not (c[case.M :].astype(np.float32) == guard).all():

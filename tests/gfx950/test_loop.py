@@ -17,20 +17,22 @@ from .gemm import LAYOUTS, MFMA_ROWS, PARAMS, build, copy_of_sources
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(gfx950.missing() is not None, reason=str(gfx950.missing()))]
 
-KERNELS = [(layout, rows, "RESULT") for layout in LAYOUTS for rows in MFMA_ROWS]
-KERNELS += [("TN", 32, "STORE"), ("NT", 32, "FLOATS"), ("NN", 16, "FLOATS")]
+KERNELS = [(layout, rows, "RESULT", "BF16") for layout in LAYOUTS for rows in MFMA_ROWS]
+KERNELS += [("TN", 32, "STORE", "BF16"), ("NT", 32, "FLOATS", "BF16"), ("NN", 16, "FLOATS", "BF16")]
+KERNELS += [("TN", 32, "RESULT", "MXFP8"), ("TN", 16, "RESULT", "MXFP8"), ("TN", 32, "FLOATS", "MXFP8")]
+EACH = pytest.mark.parametrize(("layout", "rows", "handed", "element"), KERNELS)
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     folder = tmp_path_factory.mktemp("loop")
     root = copy_of_sources(folder / "hip_kernels")
-    made: dict[tuple[str, int, str], str] = {}
+    made: dict[tuple[str, int, str, str], str] = {}
 
-    def get(layout: str, rows: int, handed: str) -> str:
-        key = (layout, rows, handed)
+    def get(layout: str, rows: int, handed: str, element: str = "BF16") -> str:
+        key = (layout, rows, handed, element)
         if key not in made:
-            made[key] = build(root, folder / f"{layout}_{rows}_{handed}.s", *key).text.read_text()
+            made[key] = build(root, folder / f"{'_'.join(map(str, key))}.s", *key).text.read_text()
         return made[key]
 
     return get
@@ -42,38 +44,44 @@ def shape_of(text: str) -> loop_shape.Shape:
     return shape
 
 
-@pytest.mark.parametrize(("layout", "rows", "handed"), KERNELS)
-def test_nothing_is_wrong_with_the_kernel(text: Callable[..., str], layout: str, rows: int, handed: str) -> None:
+@EACH
+def test_nothing_is_wrong_with_the_kernel(
+    text: Callable[..., str], layout: str, rows: int, handed: str, element: str
+) -> None:
     """Registers, spills, scratch, fences, the loop's shape, and the model's estimate."""
-    (kernel,) = report.gfx950_text(text(layout, rows, handed))
+    (kernel,) = report.gfx950_text(text(layout, rows, handed, element))
     assert report.check(kernel, PARAMS.itemsize) == []
     assert kernel.registers <= 256 and kernel.spills == kernel.scratch_bytes == 0
     assert kernel.tile is not None and kernel.shared_bytes <= 160 << 10
 
 
-@pytest.mark.parametrize(("layout", "rows", "handed"), KERNELS)
-def test_a_k_step(text: Callable[..., str], layout: str, rows: int, handed: str) -> None:
-    shape = shape_of(text(layout, rows, handed))
+@EACH
+def test_a_k_step(text: Callable[..., str], layout: str, rows: int, handed: str, element: str) -> None:
+    shape = shape_of(text(layout, rows, handed, element))
     assert loop_shape.faults(shape) == []
     words = Counter(i.split()[0] for i in shape.loop)
-    assert shape.mfma == (32 if rows == 32 else 64)
+    scaled = element == "MXFP8"
+    assert shape.mfma == (32 if rows == 32 else 64) // (2 if scaled else 1)
     # 16 bytes a lane from lines along K; else two transposing reads of 8 bytes. A: 128 rows a wave, B: 64.
     along_k = (layout != "NT") * 16 + (layout == "TN") * 8
     assert words["ds_read_b128"] == along_k and words["ds_read_b64_tr_b16"] == 2 * (24 - along_k)
-    assert shape.lds_bytes == 24 * 1024 and shape.global_bytes == 8 * 1024
+    # Scales: a word for each line of the wave's share, in as many reads as there are blocks of lines, or half as many.
+    reads = words["ds_read_b32"] + 2 * (words["ds_read2_b32"] + words["ds_read2st64_b32"])
+    assert reads == (192 // rows if scaled else 0)
+    assert shape.lds_bytes == 24 * 1024 + 256 * reads and shape.global_bytes == 8 * 1024 + 256 * scaled
     assert shape.count(loop_shape.BARRIER) == shape.count(loop_shape.WAIT) == 4
-    assert len(shape.loop) < shape.mfma + 140
+    assert len(shape.loop) < shape.mfma + 160
     assert shape.stores == (16 if handed == "RESULT" else 32)
 
 
-@pytest.mark.parametrize(("layout", "rows", "handed"), KERNELS)
-def test_the_matrix_cores_are_busy(text: Callable[..., str], layout: str, rows: int, handed: str) -> None:
+@EACH
+def test_the_matrix_cores_are_busy(text: Callable[..., str], layout: str, rows: int, handed: str, element: str) -> None:
     """An estimate, of a model: see issue_model.py. At least 97 % at 16 cycles a barrier."""
-    shape = shape_of(text(layout, rows, handed))
+    shape = shape_of(text(layout, rows, handed, element))
     at = {barrier: issue_model.estimate(shape, barrier, outside=barrier == 16) for barrier in (4, 8, 16, 32)}
     assert all(e.ideal == 2048 for e in at.values())
     assert at[16].busy >= 0.97 and at[4].busy >= at[8].busy >= at[16].busy >= at[32].busy
-    if rows == 32:
+    if rows == 32 or element == "MXFP8":
         assert at[16].busy >= 0.999
     assert shape.ask and shape.turn and (shape.ask_at, shape.turn_at) == (0, 2)
     # The next tile's first step waits for stores that nobody has counted, and FP32 is twice as much of them.

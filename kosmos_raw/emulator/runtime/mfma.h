@@ -55,6 +55,7 @@ constexpr int SUM_ROWS = 8;
 constexpr int SUM_ROWS = 4;
 #endif
 typedef float Floats __attribute__((ext_vector_type(16), aligned(4)));
+typedef double Doubles __attribute__((ext_vector_type(16)));
 
 // sum[m][n] += a[k][m] * b[k][n] for k in [begin, end), then times the scales when there are any.
 template <int M>
@@ -72,8 +73,13 @@ INLINE void multiply(float (*sum)[M], float (*a)[M], float (*b)[M], int begin, i
 #pragma unroll
       for (int m = 0; m < SUM_ROWS; m++) {
         Floats& to = *(Floats*)&sum[m0 + m][n0];
-        if (sa) to += part[m] * (sa[m0 + m] * *(Floats*)&sb[n0]);  // the scales first: 2^127 times 2^-127 is 1
-        else to = part[m];
+        if (!sa) {
+          to = part[m];
+          continue;
+        }
+        // In double, which has every product of two scales: 2^127 times 2^-127, and 2^-127 times 2^-20 of a large sum.
+        const Doubles scale = (Doubles)(double)sa[m0 + m] * __builtin_convertvector(*(Floats*)&sb[n0], Doubles);
+        to += __builtin_convertvector(__builtin_convertvector(part[m], Doubles) * scale, Floats);
       }
     }
 }

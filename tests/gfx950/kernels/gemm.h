@@ -1,6 +1,7 @@
 // The GEMM tile of the gfx950 target by itself: C = A * B by persistent WGs, in any layout, through any of the three ways
 // to take a result. Not shipped: tests/gfx950/gemm.py puts it into a copy of hip_kernels/kernels/, beside a file that
-// includes it and defines LAYOUT_OF (TN, NN, NT), ROWS_OF (16, 32) and HANDED (RESULT, STORE, FLOATS).
+// includes it and defines LAYOUT_OF (TN, NN, NT), ROWS_OF (16, 32), HANDED (RESULT, STORE, FLOATS) and ELEMENT_OF (BF16,
+// MXFP8).
 #pragma once
 #include "../schedule/group.h"
 #include "../work/bf16.h"
@@ -11,15 +12,17 @@ enum Handed { RESULT, STORE, FLOATS };
 struct GemmParams {  // mirrored by tests/gfx950/gemm.py
   Group g;
   const Vec16 *a, *b;
+  const u32 *scales_a, *scales_b;  // MXFP8: [K / 128, ld_scales]
   u64* c;           // [M, ldc] bf16, or float
   u64* copy;        // the same, copied tile by tile by those who see that a tile is finished; null = no copies
   u32* head;        // [1]
   u32* tiles_done;  // [tiles]
   u32 M, N, K, lda, ldb, ldc;
+  u32 ld_scales_a, ld_scales_b;
   u32 K_odd;        // K of tiles with an odd number
   u32 stop_every;   // every so many tiles is not ready when it is asked for ahead; 0 = all are ready
 };
-static_assert(sizeof(GemmParams) == 208);
+static_assert(sizeof(GemmParams) == 232);
 
 struct GemmSchedule {
   const GemmParams& p;
@@ -49,11 +52,12 @@ struct GemmSchedule {
   }
 };
 
-template <Layout L, u32 ROWS, Handed HANDED> struct GemmBase {
+template <Layout L, u32 ROWS, Element E, Handed HANDED> struct GemmBase {
   using Schedule = GemmSchedule;
   using Params = GemmParams;
   static constexpr Layout LAYOUT = L;
-  static constexpr u32 MFMA_ROWS = ROWS;
+  static constexpr u32 MFMA_ROWS = ROWS, IN_WORD = E == MXFP8 ? 16 : 8;
+  static constexpr Element ELEMENT = E;
 
   DEVICE static u32 most(u32 left) { return left < 256 ? left : 256; }
   DEVICE static u32 rows(const Params& p, const Work& w) { return most(p.M - w.row * 256); }
@@ -61,8 +65,10 @@ template <Layout L, u32 ROWS, Handed HANDED> struct GemmBase {
   DEVICE static TileOperands operands(const Params& p, const Work& w) {
     const u64 row = w.row * 256, col = w.part * 256;
     const u32 K = (w.row * ((p.N + 255) / 256) + w.part) % 2 ? p.K_odd : p.K;
-    const Vec16 *a = p.a + row * (L == NT ? 1 : p.lda) / 8, *b = p.b + col * (L == TN ? p.ldb : 1) / 8;
-    return {a, b, rows(p, w), cols(p, w), K, p.lda, p.ldb};
+    const Vec16 *a = p.a + row * (L == NT ? 1 : p.lda) / IN_WORD, *b = p.b + col * (L == TN ? p.ldb : 1) / IN_WORD;
+    if constexpr (E == BF16) return {a, b, rows(p, w), cols(p, w), K, p.lda, p.ldb};
+    const u32 *scales_a = p.scales_a + row, *scales_b = p.scales_b + col;
+    return {a, b, rows(p, w), cols(p, w), K, p.lda, p.ldb, scales_a, scales_b, p.ld_scales_a, p.ld_scales_b};
   }
   DEVICE static u64 place(const Params& p, const Work& w, u32 row, u32 column) {
     return (u64)(w.row * 256 + row) * p.ldc + w.part * 256 + column;
@@ -79,24 +85,24 @@ template <Layout L, u32 ROWS, Handed HANDED> struct GemmBase {
   }
 };
 
-template <Layout L, u32 ROWS, Handed HANDED> struct Gemm : GemmBase<L, ROWS, RESULT> {
-  using Base = GemmBase<L, ROWS, RESULT>;
+template <Layout L, u32 ROWS, Element E, Handed HANDED> struct Gemm : GemmBase<L, ROWS, E, RESULT> {
+  using Base = GemmBase<L, ROWS, E, RESULT>;
   DEVICE static TileResult result(const GemmParams& p, const Work& w) { return {p.c + Base::place(p, w, 0, 0) / 4, p.ldc}; }
 };
-template <Layout L, u32 ROWS> struct Gemm<L, ROWS, STORE> : GemmBase<L, ROWS, STORE> {
-  using Base = GemmBase<L, ROWS, STORE>;
+template <Layout L, u32 ROWS, Element E> struct Gemm<L, ROWS, E, STORE> : GemmBase<L, ROWS, E, STORE> {
+  using Base = GemmBase<L, ROWS, E, STORE>;
   DEVICE static void store(const GemmParams& p, const Work& w, u32 row, u32 column, u64 four_bf16) {
     target::write(p.c + Base::place(p, w, row, column) / 4, four_bf16);
   }
 };
-template <Layout L, u32 ROWS> struct Gemm<L, ROWS, FLOATS> : GemmBase<L, ROWS, FLOATS> {
-  using Base = GemmBase<L, ROWS, FLOATS>;
+template <Layout L, u32 ROWS, Element E> struct Gemm<L, ROWS, E, FLOATS> : GemmBase<L, ROWS, E, FLOATS> {
+  using Base = GemmBase<L, ROWS, E, FLOATS>;
   DEVICE static void store_f32(const GemmParams& p, const Work& w, u32 row, u32 column, const float (&four)[4]) {
     target::write((Vec16*)p.c + Base::place(p, w, row, column) / 4, __builtin_bit_cast(Vec16, four));
   }
 };
 
-using GemmOp = Gemm<LAYOUT_OF, ROWS_OF, HANDED>;
+using GemmOp = Gemm<LAYOUT_OF, ROWS_OF, ELEMENT_OF, HANDED>;
 
 #include "../target/run.h"
 KOSMOS_KERNEL(gemm, GemmOp)
