@@ -54,9 +54,10 @@ struct MoeForward {
   }
   DEVICE static void store_gated(const Params& p, const Work& w, u32 row, u32 column, const float (&gate)[4],
                                  const float (&up)[4]) {
-    const u32 col = w.part * p.tile_n / 2 + column;
-    if (w.kind == GEMM1) store_swiglu(p.pre, p.h, ring_row(p, w) + row, p.I, col, gate, up, p.clamp);
-    else store_swiglu(p.shared_pre, p.shared_h, (u64)w.row * p.layout.tile_m + row, p.S, col, gate, up, float_of(FP32_INFINITY));
+    const bool routed = w.kind == GEMM1;
+    store_swiglu(routed ? p.pre : p.shared_pre, routed ? p.h : p.shared_h,
+                 (routed ? ring_row(p, w) : (u64)w.row * p.layout.tile_m) + row, routed ? p.I : p.S,
+                 w.part * p.tile_n / 2 + column, gate, up, routed ? p.clamp : float_of(FP32_INFINITY));
   }
 
   // Every kind that is no tile. GATE is all waiting.

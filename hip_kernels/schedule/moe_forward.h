@@ -138,17 +138,17 @@ struct MoeSchedule : MoeWords {
   // push that waits must not hold up a send that is ready.
   DEVICE Claim of_crews(bool no_tiles) const {
     if (no_tiles || target::wg() < p.movers)
-      if (const Claim c = next_move(p.layout.at(MoeLayout::N_MOVES)); c && (c.work.row < p.x_slots || has_inputs(c.work))) return c;
+      if (const Claim c = next_move(p.layout.one(MoeLayout::N_MOVES)); c && (c.work.row < p.x_slots || has_inputs(c.work))) return c;
     const bool sends = target::wg() < p.senders && (target::wg() >= p.crew || !builds());
     if (no_tiles || sends)
-      if (const Claim c = next_send(p.layout.at(MoeLayout::N_SENDS)); c && has_inputs(c.work)) return c;
+      if (const Claim c = next_send(p.layout.one(MoeLayout::N_SENDS)); c && has_inputs(c.work)) return c;
     return {};
   }
   // Of a crew that does not build: it waits for what its list has next.
   DEVICE Claim not_ready() const {
     if (target::wg() < p.senders)
-      if (const Claim c = next_send(p.layout.at(MoeLayout::N_SENDS))) return c;
-    return target::wg() < p.movers ? next_move(p.layout.at(MoeLayout::N_MOVES)) : Claim{};
+      if (const Claim c = next_send(p.layout.one(MoeLayout::N_SENDS))) return c;
+    return target::wg() < p.movers ? next_move(p.layout.one(MoeLayout::N_MOVES)) : Claim{};
   }
 
   // Guards: what must be claimed before w may block. `step` is that of w.
@@ -157,7 +157,7 @@ struct MoeSchedule : MoeWords {
     const u32 steps = p.layout.steps(), in_hand = p.movers ? p.x_slots / p.layout.step_rows : 0;
     if (steps && (!tile || step >= in_hand))
       if (const Claim c = next_move(p.layout.moves_end(least(tile ? step : steps, steps - 1)))) return c;
-    if (!tile) return next_send(p.layout.at(MoeLayout::N_SENDS));
+    if (!tile) return next_send(p.layout.one(MoeLayout::N_SENDS));
     if (w.kind == GEMM1 || w.row < p.y_slots) return {};
     return next_send(p.layout.sends_end((w.row - p.y_slots) / p.layout.step_rows));
   }
@@ -198,7 +198,7 @@ struct MoeSchedule : MoeWords {
         return i > 1 || v < p.y_slots ? end() : local(sent(v - p.y_slots), ones(p.layout.sources_of(v - p.y_slots)));
       case SEND: return i ? end() : local(gemm2_done(v), columns2());
       case FOLD:
-        if (i < R) return p.layout.at(MoeLayout::OWES + i) ? remote(&own().landed[i]) : none();
+        if (i < R) return p.layout.one(MoeLayout::OWES + i) ? remote(&own().landed[i]) : none();
         return i > R || !p.S ? end() : local(shared2_done(v * p.block / p.layout.tile_m), columns2());
       default: return end();
     }
@@ -296,7 +296,7 @@ struct MoeSchedule : MoeWords {
   }
   DEVICE void rows_are_out(const Work& w) const {
     row_is_out(w.row);
-    if (target::add(sent_to(w.chunk), 1, DEVICE_SCOPE) + 1 != p.layout.at(MoeLayout::SENDS_TO + w.chunk)) return;
+    if (target::add(sent_to(w.chunk), 1, DEVICE_SCOPE) + 1 != p.layout.one(MoeLayout::SENDS_TO + w.chunk)) return;
     target::acquire(DEVICE_SCOPE);  // the other sends, then the word to who owns the tokens
     target::release(SYSTEM_SCOPE);
     target::store(&signals(w.chunk).landed[p.g.rank], p.g.epoch, SYSTEM_SCOPE);

@@ -46,17 +46,18 @@ struct MoeLayout {
   DEVICE u32 words() const { return sends_at() + send_cap; }
 
   DEVICE u32 at(u32 i) const { return (u32)target::read(tables + i); }
-  DEVICE u32 rows() const { return at(N_ROWS); }    // tile rows of this rank
-  DEVICE u32 steps() const { return at(N_STEPS); }  // that moves go through
+  DEVICE u32 one(u32 i) const { return target::uniform(at(i)); }  // where all lanes ask for the same
+  DEVICE u32 rows() const { return one(N_ROWS); }    // tile rows of this rank
+  DEVICE u32 steps() const { return one(N_STEPS); }  // that moves go through
   DEVICE u32 count(u32 q, u32 e) const { return at(counts_at() + q * experts + e); }
   DEVICE u32 start(u32 q, u32 e) const { return at(starts_at() + q * experts + e); }  // of group (q, e) in its expert
   DEVICE u32 expert_rows(u32 e) const { return start(ranks, e); }                     // padding included
   DEVICE u32 send_base(u32 q, u32 e) const { return at(bases_at() + q * experts + e); }
   DEVICE u32 tile_base(u32 e) const { return at(tile_bases_at() + e); }  // of the expert's first tile row, at its owner
-  DEVICE u32 expert_of(u32 v) const { return at(experts_at() + v); }     // of this rank's tile row v
-  DEVICE u32 sources_of(u32 v) const { return at(sources_of_at() + v); } // bit q: rank q has rows in this rank's tile row v
-  DEVICE u32 moves_end(u32 step) const { return at(moves_end_at() + step); }
-  DEVICE u32 sends_end(u32 step) const { return at(sends_end_at() + step); }
+  DEVICE u32 expert_of(u32 v) const { return one(experts_at() + v); }    // of this rank's tile row v
+  DEVICE u32 sources_of(u32 v) const { return one(sources_of_at() + v); }  // bit q: rank q has rows in this rank's tile row v
+  DEVICE u32 moves_end(u32 step) const { return one(moves_end_at() + step); }
+  DEVICE u32 sends_end(u32 step) const { return one(sends_end_at() + step); }
 
   DEVICE u32 owner(u32 e) const { return e / per_rank; }
   DEVICE u32 first_expert(u32 o) const {
@@ -69,7 +70,8 @@ struct MoeLayout {
   DEVICE static u64 pack(u32 q, u32 v, u32 e) { return (u64)q << 48 | (u64)e << 24 | v; }
   DEVICE Work unit(Kind kind, u32 i) const {
     const u64 w = target::read(tables + i);
-    return {kind, (u32)(w >> 48), (u32)w & 0xffffff, (u32)(w >> 24) & 0xffffff};
+    const u32 lo = target::uniform((u32)w), hi = target::uniform((u32)(w >> 32));
+    return {kind, hi >> 16, lo & 0xffffff, lo >> 24 | (hi & 0xffff) << 8};
   }
   DEVICE Work move(u32 i) const { return unit(pull ? PULL : PUSH, moves_at() + i); }  // chunk: owner (pull: source)
   DEVICE Work send(u32 i) const { return unit(SEND, sends_at() + i); }                // chunk: destination

@@ -115,4 +115,5 @@ inline u64 ticks() { return W.time; }  // virtual: steps, and what a test adds
 
 inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline float sqrt(float x) { return __builtin_sqrtf(x); }
+inline u32 uniform(u32 x) { return x; }
 }  // namespace target

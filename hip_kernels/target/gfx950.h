@@ -18,7 +18,13 @@ static_assert(COPY_BATCH * 16 * WG_THREADS == 64 << 10);  // bytes that a mover 
 constexpr u32 TRACE_ROWS = 1;  // rows of Group::trace that one WG writes
 constexpr u32 DIES = 8;        // each with an L2 of its own
 
-DEVICE inline u32 lane() { return __builtin_amdgcn_workitem_id_x(); }
+// The compiler knows nothing of it, or it makes every offset of every copy from it before the main loop, and keeps them
+// through all tiles (44 bytes of scratch in moe_forward).
+DEVICE inline u32 lane() {
+  u32 l = __builtin_amdgcn_workitem_id_x();
+  asm volatile("" : "+v"(l));
+  return l;
+}
 DEVICE inline u32 lanes() { return WG_THREADS; }
 DEVICE inline u32 wg() { return __builtin_amdgcn_workgroup_id_x(); }
 // Which of the dies (XCDs) this WG is on: the hardware's XCC_ID, bits 0 to 3 of register 20. Ids are dealt to WGs in turn as a
@@ -104,4 +110,5 @@ DEVICE inline u64 ticks() { return __builtin_amdgcn_s_memrealtime(); }    // 100
 
 DEVICE inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 DEVICE inline float sqrt(float x) { return __builtin_sqrtf(x); }
+DEVICE inline u32 uniform(u32 x) { return from_elected(x); }
 }  // namespace target

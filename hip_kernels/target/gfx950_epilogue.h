@@ -8,7 +8,10 @@ namespace target {
 // Stores that every wave surely issues for a tile, whatever its rows and columns: the stream counts on them (Tile::step).
 // Where the operator stores by itself nobody knows, and the next tile's first step waits for all of them.
 template <class Op> constexpr u32 sure_stores() {
-  return requires(const typename Op::Params& p, const Work& w) { Op::result(p, w); } ? 16 : 0;
+  return requires(const typename Op::Params& p, const Work& w) { Op::result(p, w); } &&
+                 !requires(const Work& w) { Op::epilogue(w); }
+             ? 16
+             : 0;
 }
 
 // The instruction's rounding: to nearest even; a NaN stays one, and is quiet.
@@ -85,9 +88,50 @@ template <class T, class Each> DEVICE inline void each_four(const T& tile, u32 r
     }
 }
 
+// Calls each(row, column, four sums of gate, four of up); column is that of one of both. A wave's 32 columns are a block of
+// gate and one of up, and a lane has the same four columns of either.
+template <Layout L, u32 ROWS, class Each>
+DEVICE inline void each_gated(const Tile<L, ROWS>& tile, u32 rows, u32 cols, Each each) {
+  using T = Tile<L, ROWS>;
+  static_assert(L == TN && T::BLOCKS_N * ROWS == 2 * GATED);
+  const u32 l = rare(tile.l), group = l / ROWS;
+#pragma unroll
+  for (u32 half = 0; half < 2; half++)
+#pragma unroll
+    for (u32 m = 0; m < T::BLOCKS_M; m++) {
+      const u32 row = T::A::row_of(half, tile.slice_a, m * ROWS + l % ROWS);
+#pragma unroll
+      for (u32 h = 0; h < 2; h++)
+#pragma unroll
+        for (u32 i = 0; i < ROWS * ROWS / 64; i += ROWS == 16 ? 4 : 16) {
+#pragma unroll
+          for (u32 j = i; j < (ROWS == 16 ? 4 : 8); j += 4) {
+            const auto& g = tile.sums[half][h][m][0];
+            const auto& u = tile.sums[half][h][m][T::BLOCKS_N - 1];
+            const u32 x = ROWS == 16 ? 0 : j + 8, first = T::B::row_of(h, tile.slice_b, 0);
+            const float gate[4] = {g[j], g[j + 1], g[j + 2], g[j + 3]}, up[4] = {u[x], u[x + 1], u[x + 2], u[x + 3]};
+            if (row < rows && first < cols) each(row, first / 2 + 2 * j + 4 * group, gate, up);
+          }
+        }
+    }
+}
+
+template <class Op, class T>
+DEVICE inline void hand_over_any(const typename Op::Params& p, const Work& w, const T& tile, u32 rows, u32 cols) {
+  const Epilogue how = Op::epilogue(w);
+  if (how == ROWS) store_rows<through<Op>()>(tile, Op::result(p, w), rows, cols);
+  else if (how == SUMS)
+    each_four(tile, rows, cols, [&](u32 row, u32 column, const float (&four)[4])
+                                    __attribute__((always_inline)) { Op::store_f32(p, w, row, column, four); });
+  else
+    each_gated(tile, rows, cols, [&](u32 row, u32 column, const float (&gate)[4], const float (&up)[4])
+                                     __attribute__((always_inline)) { Op::store_gated(p, w, row, column, gate, up); });
+}
+
 template <class Op, class T>
 DEVICE inline void hand_over(const typename Op::Params& p, const Work& w, const T& tile, u32 rows, u32 cols) {
-  if constexpr (sure_stores<Op>() > 0)
+  if constexpr (requires { Op::epilogue(w); }) hand_over_any<Op>(p, w, tile, rows, cols);
+  else if constexpr (sure_stores<Op>() > 0)
     store_rows<through<Op>()>(tile, Op::result(p, w), rows, cols);
   else
     each_four(tile, rows, cols, [&](u32 row, u32 column, const float (&four)[4]) __attribute__((always_inline)) {

@@ -37,7 +37,9 @@ template <class Op> struct Director {
     return part & 1;
   }
   DEVICE Work claim() {
-    const Work w = schedule.next_work();
+    Work w = schedule.next_work();
+    // The same in all lanes, which the compiler cannot always see; what waits and publishes then is scalar code.
+    w = {(Kind)from_elected(w.kind), from_elected(w.chunk), from_elected(w.row), from_elected(w.part)};
     trace.mark(p.g, CLAIMED, w);
     return w;
   }
@@ -62,12 +64,18 @@ template <class Op> struct Director {
     return n;
   }
 
+  // The kind of tiles is a constant, where an operator has one alone.
+  DEVICE static Work as_tile(const Work& w) {
+    if constexpr (requires { Op::epilogue(w); }) return w;
+    else return {TILE, w.chunk, w.row, w.part};
+  }
+
   // ---- asked by Tile::step
   DEVICE void look_ahead() {
     if (!decides) return;
     const Work w = claim();
     bool streams = false;
-    if constexpr (requires { schedule.ready(w); }) streams = w.kind == TILE && schedule.ready(w);
+    if constexpr (requires { schedule.ready(w); }) streams = is_tile(w.kind) && schedule.ready(w);
     if (streams) trace.mark(p.g, READY, w);
     post(w, streams);
   }
@@ -80,7 +88,7 @@ template <class Op> struct Director {
   // All waves have waited for their stores of the last tile in this one's second step, and met.
   DEVICE void finish_last() {
     if (last.kind == LEAVE || !decides) return;
-    publish({TILE, last.chunk, last.row, last.part});
+    publish(as_tile(last));
   }
 
   // Multiplies `first` and every tile that can follow without a wait. Returns the last one, not yet published; `next` is
@@ -99,7 +107,7 @@ template <class Op> struct Director {
       now = next;
     }
     tiles.stop();
-    return {TILE, now.chunk, now.row, now.part};
+    return as_tile(now);
   }
 };
 
@@ -114,7 +122,7 @@ template <class Op> DEVICE inline void run(const typename Op::Params& p) {
   for (;;) {
     w = director.after(w, claimed);
     if (w.kind == LEAVE) return;
-    claimed = w.kind == TILE;
+    claimed = is_tile(w.kind);
     if (claimed) w = director.stream(tiles, w);
     else Op::move(director.schedule, w);
   }

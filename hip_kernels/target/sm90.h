@@ -92,4 +92,5 @@ DEVICE inline u64 ticks() {  // nanoseconds; steps of up to a microsecond
 
 DEVICE inline float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE inline float sqrt(float x) { return __fsqrt_rn(x); }
+DEVICE inline u32 uniform(u32 x) { return x; }
 }  // namespace target

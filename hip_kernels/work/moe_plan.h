@@ -126,7 +126,9 @@ struct MoePlanner {
   }
   // Of this rank's own tile rows, whoever has rows in them.
   DEVICE u32 list_own(u32 to, u32 ends) const {
-    return list(rows_of(me), to, ends, [&](u32 q, u32 v) { return l.sources_of(v) >> q & 1 ? l.expert_of(v) : NOBODY; });
+    return list(rows_of(me), to, ends, [&](u32 q, u32 v) {
+      return l.at(l.sources_of_at() + v) >> q & 1 ? l.at(l.experts_at() + v) : NOBODY;
+    });
   }
 
   // How many sends each rank gets, and which ranks will send here.
