@@ -205,8 +205,8 @@ def test_the_plan_counts_the_words_that_the_headers_do(tmp_path) -> None:
     source = tmp_path / "words.cpp"
     source.write_text(
         f"""#include "{sources.folder()}/schedule/moe_params.h"
-        extern "C" void words(unsigned* out, unsigned ranks, unsigned experts, unsigned rows, unsigned moves, unsigned sends,
-                              unsigned tokens, unsigned tile_m) {{
+        extern "C" void words(unsigned* out, unsigned ranks, unsigned experts, unsigned rows, unsigned moves,
+                              unsigned sends, unsigned tokens, unsigned tile_m) {{
           static MoeSignals signals;
           MoeParams p{{}};
           p.layout.ranks = ranks, p.layout.experts = experts, p.layout.tile_m = tile_m, p.tokens = tokens;

@@ -90,10 +90,9 @@ template <class T, class Each> DEVICE inline void each_four(const T& tile, u32 r
 
 // Calls each(row, column, four sums of gate, four of up); column is that of one of both. A wave's 32 columns are a block of
 // gate and one of up, and a lane has the same four columns of either.
-template <Layout L, u32 ROWS, class Each>
-DEVICE inline void each_gated(const Tile<L, ROWS>& tile, u32 rows, u32 cols, Each each) {
-  using T = Tile<L, ROWS>;
-  static_assert(L == TN && T::BLOCKS_N * ROWS == 2 * GATED);
+template <class T, class Each> DEVICE inline void each_gated(const T& tile, u32 rows, u32 cols, Each each) {
+  constexpr u32 ROWS = T::ROWS;
+  static_assert(T::BLOCKS_N * ROWS == 2 * GATED);
   const u32 l = rare(tile.l), group = l / ROWS;
 #pragma unroll
   for (u32 half = 0; half < 2; half++)

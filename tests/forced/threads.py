@@ -1,8 +1,8 @@
 """The same histories on real threads under ThreadSanitizer: make tsan.
 
 The forced interleavings play a weak memory on a model; here the CPU device's own code runs as its users run it, with a
-thread for each workgroup of each rank, and every access to data is checked. Partial results of gemm_rs are atomics, which
-are never a race: of their protocol values alone are checked.
+thread for each workgroup of each rank, and every access to data is checked. Partial results of gemm_rs are atomics,
+which are never a race: of their protocol values alone are checked.
 """
 
 from __future__ import annotations
