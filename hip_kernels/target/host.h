@@ -31,8 +31,15 @@ inline void come_late() {
 namespace target {
 template <class T> inline T read(const T* p) { return *p; }
 template <class T> inline void write(T* p, T v) { *p = v; }
-inline u64 read_polled(const u64* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
-inline void write_through(u64* p, u64 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+inline u64 read_polled(const u64* p) {
+  const u64 v = __atomic_load_n(p, __ATOMIC_RELAXED);
+  found(p);
+  return v;
+}
+inline void write_through(u64* p, u64 v) {
+  publish(p);
+  __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
 inline Vec16 read_polled(const Vec16* p) { return {read_polled(&p->lo), read_polled(&p->hi)}; }
 inline void write_through(Vec16* p, Vec16 v) {
   write_through(&p->lo, v.lo);

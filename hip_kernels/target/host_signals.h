@@ -31,8 +31,8 @@ __attribute__((no_sanitize("thread"), noinline)) inline void as(void* fiber, voi
   what(p);
   __tsan_switch_to_fiber(me, 1);
 }
-inline void found(const u32* p) { as(clocks->found, __tsan_acquire, (void*)p); }
-inline void publish(u32* p) { as(clocks->released, __tsan_release, p); }
+inline void found(const void* p) { as(clocks->found, __tsan_acquire, (void*)p); }
+inline void publish(void* p) { as(clocks->released, __tsan_release, p); }
 inline void tell_release() {
   if (no_release) return;
   __tsan_release(&clocks->through);
@@ -44,8 +44,8 @@ inline void tell_acquire() {
   __tsan_acquire(&clocks->through);
 }
 #else
-inline void found(const u32*) {}
-inline void publish(u32*) {}
+inline void found(const void*) {}
+inline void publish(void*) {}
 inline void tell_release() {}
 inline void tell_acquire() {}
 #endif

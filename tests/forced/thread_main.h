@@ -51,9 +51,10 @@ static void* rank_thread(void* which) {
 
 static void play(const Setup& s, u64 seed) {
   draw_history(s, seed);
+  target::num_data = 0;
   for (u32 q = 0; q < s.ranks; q++) {
     Rank& r = H.ranks[q];
-    r.signals = (Signals*)target::new_signals(sizeof(Signals) / 4, H.base);
+    r.signals = (Signals*)target::new_signals(sizeof(Signals) / 4 + OWN_SIGNALS, H.base);
     r.counters = target::new_signals(2 * COUNTERS_PER_SET);
     r.abort = target::new_signals(1);
     r.host_abort = target::new_signals(1);

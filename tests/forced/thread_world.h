@@ -14,7 +14,15 @@ constexpr u64 NEVER = 20'000'000'000;  // nanoseconds: nothing waits so long unl
 struct Clock {};
 struct Box {};
 
-inline u64* new_data(u32 words) { return (u64*)aligned_alloc(64, (words * 8 + 63) / 64 * 64); }
+// One after the other, so that what is asked for in the same order lies at the same offsets.
+inline u64 data[1 << 18] __attribute__((aligned(64)));
+inline u32 num_data;
+inline u64* new_data(u32 words) {
+  u64* at = data + num_data;
+  num_data += (words + 7) / 8 * 8;
+  if (num_data > sizeof data / 8) abort();
+  return at;
+}
 inline u32* new_signals(u32 words, u32 value = 0) {
   u32* at = (u32*)new_data((words + 1) / 2);
   for (u32 i = 0; i < words; i++) at[i] = value;

@@ -19,7 +19,6 @@ sys.path.insert(0, str(HERE.parents[1]))  # so that it runs as a script in a che
 from tqdm import tqdm  # noqa: E402
 
 from kosmos_raw.build import cache, params, sources, zig  # noqa: E402
-from tests.forced.forced import OPS  # noqa: E402
 
 FLAGS = (
     *("-x", "c++", "-std=c++20", "-march=native", "-O2", "-g1", "-ffp-contract=fast", "-pthread"),
@@ -61,11 +60,11 @@ def play(op: str, ranks: int, policy: str, histories: int, seed: int = 0, mutati
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("ops", nargs="*", default=OPS)
-    parser.add_argument("--histories", type=int, default=300, help="of each count of ranks and policy (default: 300)")
+    parser.add_argument("ops", nargs="*", metavar="OP", help=f"{', '.join(MUTATIONS)} (default: all)")
+    parser.add_argument("--histories", type=int, default=100, help="of each count of ranks and policy (default: 100)")
     a = parser.parse_args()
     wrong = 0
-    for op in a.ops:
+    for op in a.ops or MUTATIONS:
         todo = [(ranks, policy) for ranks in RANKS for policy in params.POLICIES]
         for ranks, policy in tqdm(todo, desc=op, disable=None, leave=False):
             status, said = play(op, ranks, policy, a.histories if ranks < 8 else a.histories // 4)
