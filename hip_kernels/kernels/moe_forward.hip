@@ -68,8 +68,7 @@ struct MoeForward {
       case SCAN: return Router(p).scan(w.part, s.blocks());
       case PLAN: return MoePlanner(p).plan();
       case SORT: return Router(p).sort(w.row);
-      case PUSH: return MoeRows(p).push(w);
-      case PULL: return MoeRows(p).pull(w);
+      case PUSH: case PULL: return MoeRows(p).dispatch(w);
       case SEND: return MoeRows(p).send(w);
       case FOLD: return MoeRows(p).fold(w.row);
       default: return;

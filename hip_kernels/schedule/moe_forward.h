@@ -37,10 +37,10 @@ struct MoeSchedule : MoeWords {
   }
 
   // ---- queues. In front: known on the host. Each entry waits only for entries before it, PLAN for peers' SCANs too.
-  DEVICE u32 front_size() const { return token_rows() * columns0() + blocks() + p.scans + 1 + blocks(); }
+  DEVICE u32 front_size() const { return token_rows() * p.columns0 + blocks() + p.scans + 1 + blocks(); }
   DEVICE Work front_at(u32 i) const {
-    const u32 me = p.g.rank, tiles = token_rows() * columns0();
-    if (i < tiles) return {ROUTE, me, i / columns0(), i % columns0()};
+    const u32 me = p.g.rank, tiles = token_rows() * p.columns0;
+    if (i < tiles) return {ROUTE, me, i / p.columns0, i % p.columns0};
     i -= tiles;
     if (i < blocks()) return {TOPK, me, i};
     i -= blocks();
@@ -49,28 +49,28 @@ struct MoeSchedule : MoeWords {
   }
 
   // The filler: depends on nothing but itself.
-  DEVICE u32 shared_size() const { return p.S ? token_rows() * (columns(2 * p.S) + columns2()) : 0; }
+  DEVICE u32 shared_size() const { return p.S ? token_rows() * (p.shared_columns + p.columns2) : 0; }
   DEVICE bool shared_left() const { return target::load(head(SHARED), DEVICE_SCOPE) < shared_size(); }
   DEVICE Work next_shared() const {
-    const u32 i = target::add(head(SHARED), 1, DEVICE_SCOPE), columns1 = columns(2 * p.S), ones = token_rows() * columns1;
+    const u32 i = target::add(head(SHARED), 1, DEVICE_SCOPE), columns = p.shared_columns, ones = token_rows() * columns;
     if (i >= shared_size()) return {};
-    if (i < ones) return {SHARED1, p.g.rank, i / columns1, i % columns1};
-    return {SHARED2, p.g.rank, (i - ones) / columns2(), (i - ones) % columns2()};
+    if (i < ones) return {SHARED1, p.g.rank, i / columns, i % columns};
+    return {SHARED2, p.g.rank, (i - ones) / p.columns2, (i - ones) % p.columns2};
   }
 
   // Main: step i holds GEMM1 of step i, then GEMM2 of step i - lag. Behind all tiles: folds.
   DEVICE static u32 least(u32 a, u32 b) { return a < b ? a : b; }
   DEVICE u32 rows_before(u32 i) const { return least(i * p.layout.step_rows, p.layout.rows()); }
   DEVICE u32 late(u32 i) const { return i > p.lag ? i - p.lag : 0; }
-  DEVICE u32 tiles_before(u32 i) const { return rows_before(i) * columns1() + rows_before(late(i)) * columns2(); }
-  DEVICE u32 all_tiles() const { return p.layout.rows() * (columns1() + columns2()); }
+  DEVICE u32 tiles_before(u32 i) const { return rows_before(i) * p.columns1 + rows_before(late(i)) * p.columns2; }
+  DEVICE u32 all_tiles() const { return p.layout.rows() * (p.columns1 + p.columns2); }
   DEVICE Work tile_at(u32 i) {
     while (i >= tiles_before(step + 1)) step++;
     i -= tiles_before(step);
-    const u32 from = rows_before(step), ones = (rows_before(step + 1) - from) * columns1();
-    if (i < ones) return tile_in(GEMM1, from, rows_before(step + 1) - from, columns1(), i);
+    const u32 from = rows_before(step), ones = (rows_before(step + 1) - from) * p.columns1;
+    if (i < ones) return tile_in(GEMM1, from, rows_before(step + 1) - from, p.columns1, i);
     const u32 first = rows_before(late(step));
-    return tile_in(GEMM2, first, rows_before(late(step + 1)) - first, columns2(), i - ones);
+    return tile_in(GEMM2, first, rows_before(late(step + 1)) - first, p.columns2, i - ones);
   }
   DEVICE Work tile_in(Kind kind, u32 first, u32 rows, u32 columns, u32 i) const {
     const TileAt t = tile_in_groups(i, rows, columns, p.side_by_side ? p.side_by_side : 1);
@@ -98,22 +98,38 @@ struct MoeSchedule : MoeWords {
     if (!planned)
       if (const Work w = before_plan(); w.kind != LEAVE) return w;
     for (;;) {
-      const u32 i = target::load(head(MAIN), DEVICE_SCOPE), tiles = all_tiles();
-      Claim c = of_crews(i >= tiles);
-      if (!c && !builds() && i < tiles) {
-        if (!(c = not_ready())) return {};
-      } else if (!c) {
-        const Work w = i < tiles ? tile_at(i) : i < tiles + blocks() ? Work{FOLD, p.g.rank, i - tiles} : Work{};
-        c = before(w);
-        if (!c && shared_left() && (i >= tiles || !has_inputs(w)))
-          if (const Work s = next_shared(); s.kind != LEAVE) return s;
-        if (!c && w.kind == LEAVE) return {};
-        if (!c) c = {MAIN, i, w};
+      const u32 i = target::load(head(MAIN), DEVICE_SCOPE);
+      const bool no_tiles = i >= all_tiles();
+      Claim c = best(i, no_tiles);
+      if (c.head == SHARED) {
+        if (const Work s = next_shared(); s.kind != LEAVE) return s;
+        continue;
       }
+      if (!c) return {};
       if (!take(c)) continue;  // another WG has just claimed it
       built += is_tile(c.work.kind);
       return c.work;
     }
+  }
+
+  // What this WG should take now, seen and not yet taken: what its crews have ready, else what comes before the next entry of
+  // the main queue, else that entry, or the filler where it would wait. Nothing: it leaves. One loop asks for inputs, for
+  // every copy of that question is kilobytes of code.
+  enum Stage : u32 { MOVING, SENDING, BUILDING };
+  DEVICE Claim best(u32 i, bool no_tiles) {
+#pragma unroll 1
+    for (u32 stage = MOVING;; stage++) {
+      Claim c = candidate(stage, i, no_tiles);
+      // A push that needs no credit waits for nothing that may need this WG.
+      const bool asks = stage == BUILDING ? c.head == MAIN && shared_left() : stage == SENDING || c.work.row >= p.x_slots;
+      const bool there = !asks || (!(stage == BUILDING && no_tiles) && has_inputs(c.work));
+      if (stage == BUILDING) return there ? c : Claim{SHARED, 0, {}};
+      if (c && there) return c;
+    }
+  }
+  DEVICE Claim candidate(u32 stage, u32 i, bool no_tiles) {
+    if (stage == MOVING) return next_of_movers(no_tiles);
+    return stage == SENDING ? next_of_senders(no_tiles) : next_built(i, no_tiles);
   }
 
   // LEAVE: planned.
@@ -134,15 +150,22 @@ struct MoeSchedule : MoeWords {
 
   DEVICE bool builds() const { return target::wg() >= p.crew || built < p.crew_tiles; }
 
-  // What a crew takes at any time and out of order, for it cannot block. With no tile left everybody is in both crews: a
-  // push that waits must not hold up a send that is ready.
-  DEVICE Claim of_crews(bool no_tiles) const {
-    if (no_tiles || target::wg() < p.movers)
-      if (const Claim c = next_move(p.layout.one(MoeLayout::N_MOVES)); c && (c.work.row < p.x_slots || has_inputs(c.work))) return c;
+  // What a crew takes at any time and out of order if it is ready, for then it cannot block. With no tile left everybody is
+  // in both crews: a push that waits must not hold up a send that is ready.
+  DEVICE Claim next_of_movers(bool no_tiles) const {
+    return no_tiles || target::wg() < p.movers ? next_move(p.layout.one(MoeLayout::N_MOVES)) : Claim{};
+  }
+  DEVICE Claim next_of_senders(bool no_tiles) const {
     const bool sends = target::wg() < p.senders && (target::wg() >= p.crew || !builds());
-    if (no_tiles || sends)
-      if (const Claim c = next_send(p.layout.one(MoeLayout::N_SENDS)); c && has_inputs(c.work)) return c;
-    return {};
+    return no_tiles || sends ? next_send(p.layout.one(MoeLayout::N_SENDS)) : Claim{};
+  }
+  DEVICE Claim next_built(u32 i, bool no_tiles) {
+    if (!no_tiles && !builds()) return not_ready();
+    const u32 folded = i - all_tiles();
+    const Work w = !no_tiles ? tile_at(i) : folded < blocks() ? Work{FOLD, p.g.rank, folded} : Work{};
+    if (const Claim c = before(w)) return c;
+    if (w.kind != LEAVE) return {MAIN, i, w};
+    return shared_left() ? Claim{SHARED, 0, w} : Claim{};
   }
   // Of a crew that does not build: it waits for what its list has next.
   DEVICE Claim not_ready() const {
@@ -178,28 +201,28 @@ struct MoeSchedule : MoeWords {
   DEVICE Input input(const Work& w, u32 i) const {
     const u32 R = p.g.ranks, me = p.g.rank, v = w.row;
     switch (w.kind) {
-      case TOPK: return i || !columns0() ? end() : local(routed(v * p.block / p.layout.tile_m), columns0());
+      case TOPK: return i || !p.columns0 ? end() : local(routed(v * p.block / p.layout.tile_m), p.columns0);
       case SCAN: return i ? end() : local(head(TOPK_DONE), blocks());
       case SORT: return i < p.scans ? remote(&own().counts_in[me][i]) : end();
       case PLAN: return i < R * p.scans ? remote(&own().counts_in[i / p.scans][i % p.scans]) : end();
       case GATE: return i ? end() : local(head(PLAN_DONE), 1);
-      case SHARED2: return i ? end() : local(shared1_done(v), columns(2 * p.S));
+      case SHARED2: return i ? end() : local(shared1_done(v), p.shared_columns);
       case PUSH:
         if (i == 0) return local(head(SORT_DONE), blocks());
         return i > 1 || v < p.x_slots ? end() : remote(freed(me, w.chunk, v - p.x_slots));
       case PULL:
         if (i == 0) return remote(&own().sorted_in[w.chunk]);
-        return i > 1 || v < p.x_slots ? end() : local(gemm1_done(v - p.x_slots), columns1());
+        return i > 1 || v < p.x_slots ? end() : local(gemm1_done(v - p.x_slots), p.columns1);
       case GEMM1:
         if (i < R) return p.layout.sources_of(v) >> i & 1 ? remote(arrived(me, v, i)) : none();
-        return i > R || v < p.h_slots ? end() : local(gemm2_done(v - p.h_slots), columns2());
+        return i > R || v < p.h_slots ? end() : local(gemm2_done(v - p.h_slots), p.columns2);
       case GEMM2:
-        if (i == 0) return local(gemm1_done(v), columns1());
+        if (i == 0) return local(gemm1_done(v), p.columns1);
         return i > 1 || v < p.y_slots ? end() : local(sent(v - p.y_slots), ones(p.layout.sources_of(v - p.y_slots)));
-      case SEND: return i ? end() : local(gemm2_done(v), columns2());
+      case SEND: return i ? end() : local(gemm2_done(v), p.columns2);
       case FOLD:
         if (i < R) return p.layout.one(MoeLayout::OWES + i) ? remote(&own().landed[i]) : none();
-        return i > R || !p.S ? end() : local(shared2_done(v * p.block / p.layout.tile_m), columns2());
+        return i > R || !p.S ? end() : local(shared2_done(v * p.block / p.layout.tile_m), p.columns2);
       default: return end();
     }
   }
@@ -262,7 +285,7 @@ struct MoeSchedule : MoeWords {
         target::release(DEVICE_SCOPE);
         return target::store(arrived(p.g.rank, w.row, w.chunk), p.g.epoch, DEVICE_SCOPE);
       case GEMM1:
-        if (count(gemm1_done(w.row)) == columns1() && !p.layout.pull) slot_is_free(w.row);
+        if (count(gemm1_done(w.row)) == p.columns1 && !p.layout.pull) slot_is_free(w.row);
         return;
       case GEMM2: count(gemm2_done(w.row)); return;
       case SEND: return rows_are_out(w);

@@ -78,6 +78,7 @@ struct MoeParams {
   u32 gate_column;            // of logits, that gates the shared expert; NOBODY: none
   u32 given;                  // a Given
   u32 tile_n;
+  u32 columns0, columns1, columns2, shared_columns;  // tiles of a row of logits; of GEMM1; of H; of SHARED1
   u32 scans;                  // parts of the counts, 1 .. MAX_SCANS, the same on all ranks
   u32 x_slots, h_slots, y_slots;  // tile rows of the rings
   u32 lag;                    // steps from GEMM1 to GEMM2
@@ -85,7 +86,7 @@ struct MoeParams {
   u32 movers, senders;        // WGs that look for rows to push (pull), and to send back, before they build
   u32 crew, crew_tiles;       // of them, WGs that build no more than so many tiles; crew < WGs
 };
-static_assert(sizeof(MoeParams) == 640 && sizeof(MoeRouting) == 40 && sizeof(MoeWeights) == 48);
+static_assert(sizeof(MoeParams) == 656 && sizeof(MoeRouting) == 40 && sizeof(MoeWeights) == 48);
 
 // Counters of one set, and slots of signals, by name.
 struct MoeWords {
@@ -109,8 +110,4 @@ struct MoeWords {
 
   DEVICE u32 blocks() const { return (p.tokens + p.block - 1) / p.block; }
   DEVICE u32 token_rows() const { return (p.tokens + p.layout.tile_m - 1) / p.layout.tile_m; }
-  DEVICE u32 columns(u32 width) const { return (width + p.tile_n - 1) / p.tile_n; }
-  DEVICE u32 columns0() const { return columns(p.router_rows * p.router_parts); }
-  DEVICE u32 columns1() const { return columns(2 * p.I); }
-  DEVICE u32 columns2() const { return columns(p.H); }
 };

@@ -5,6 +5,8 @@
 #define DEVICE
 #include "forced_control.h"
 
+#include "soft_bf16.h"
+
 namespace target {
 inline u32 lane() { return 0; }
 inline u32 lanes() { return 1; }
@@ -116,4 +118,7 @@ inline u64 ticks() { return W.time; }  // virtual: steps, and what a test adds
 inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline float sqrt(float x) { return __builtin_sqrtf(x); }
 inline u32 uniform(u32 x) { return x; }
+inline float exp2(float x) { return __builtin_exp2f(x); }
+inline float reciprocal(float x) { return 1 / x; }
+inline u64 pack_bf16(float a, float b, float c, float d) { return pack_in_software(a, b, c, d); }
 }  // namespace target

@@ -10,6 +10,8 @@
 // Inlined whole: a call would need a stack, and so scratch memory.
 #define DEVICE __device__ __attribute__((always_inline))
 
+#include "soft_bf16.h"
+
 namespace target {
 constexpr u32 GATED = 16;  // so that one thread has both sums, of every target's matrix instructions
 constexpr u32 WG_THREADS = 512, WAVE = 64;
@@ -111,4 +113,11 @@ DEVICE inline u64 ticks() { return __builtin_amdgcn_s_memrealtime(); }    // 100
 DEVICE inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 DEVICE inline float sqrt(float x) { return __builtin_sqrtf(x); }
 DEVICE inline u32 uniform(u32 x) { return from_elected(x); }
+DEVICE inline float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
+DEVICE inline float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
+DEVICE inline u64 pack_bf16(float a, float b, float c, float d) {
+  typedef float Floats __attribute__((ext_vector_type(4)));
+  typedef __bf16 Halves __attribute__((ext_vector_type(4)));
+  return __builtin_bit_cast(u64, __builtin_convertvector((Floats){a, b, c, d}, Halves));
+}
 }  // namespace target

@@ -5,6 +5,8 @@
 
 #define DEVICE
 
+#include "soft_bf16.h"
+
 namespace target {
 constexpr u32 WG_THREADS = 1, TRACE_ROWS = 1, COPY_BATCH = 8, DIES = 1, GATED = 16;
 inline thread_local u32 wg_idx = 0;
@@ -68,4 +70,7 @@ inline u64 ticks() {  // nanoseconds
 inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline float sqrt(float x) { return __builtin_sqrtf(x); }
 inline u32 uniform(u32 x) { return x; }
+inline float exp2(float x) { return __builtin_exp2f(x); }
+inline float reciprocal(float x) { return 1 / x; }
+inline u64 pack_bf16(float a, float b, float c, float d) { return pack_in_software(a, b, c, d); }
 }  // namespace target

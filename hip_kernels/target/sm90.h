@@ -4,6 +4,8 @@
 
 #define DEVICE __device__
 
+#include "soft_bf16.h"
+
 namespace target {
 constexpr u32 GATED = 16;  // so that one thread has both sums, of every target's matrix instructions
 constexpr u32 WG_THREADS = 384, WORKERS = 256, FIRST_WORKER = WG_THREADS - WORKERS;
@@ -93,4 +95,20 @@ DEVICE inline u64 ticks() {  // nanoseconds; steps of up to a microsecond
 DEVICE inline float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE inline float sqrt(float x) { return __fsqrt_rn(x); }
 DEVICE inline u32 uniform(u32 x) { return x; }
+DEVICE inline float exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+DEVICE inline float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+DEVICE inline u64 pack_bf16(float a, float b, float c, float d) {
+  u32 lo, hi;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(lo) : "f"(b), "f"(a));
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(hi) : "f"(d), "f"(c));
+  return (u64)hi << 32 | lo;
+}
 }  // namespace target

@@ -11,6 +11,8 @@
 //                                  data that is its own signal: relaxed, seen by peers, past every cache. A Vec16 may come
 //                                  in two halves
 //   fma sqrt                       of FP32, rounded once
+//   exp2 reciprocal                of FP32, to a unit or two in the last place; as fast as can be
+//   pack_bf16                      four FP32, rounded to nearest even; NaNs are quiet
 //   uniform(x)                     x, which is the same in all lanes: where that cannot be seen, it saves registers
 //   GATED                          gate rows, then as many up rows, alternate in weights of a gated product; see tile_operands.h
 //   COPY_BATCH                     words of 16 bytes that a lane has on their way at a time when it copies

@@ -65,10 +65,11 @@ struct MoeRows {
           return p.routing.weigh_inputs ? weighted(word, float_in(target::read(p.choices + slot_of(row)))) : word;
         });
   }
-  DEVICE void push(const Work& w) const { dispatch(p.g.rank, w.chunk, w.row, w.part, p.x, p.list); }
-  DEVICE void pull(const Work& w) const {
+  DEVICE void dispatch(const Work& w) const {
+    const bool pull = w.kind == PULL;
     const Vec16* arena = p.arena_of[w.chunk];
-    dispatch(w.chunk, p.g.rank, w.row, w.part, arena + p.source_at, (const u64*)(arena + p.list_at));
+    dispatch(pull ? w.chunk : p.g.rank, pull ? p.g.rank : w.chunk, w.row, w.part, pull ? arena + p.source_at : p.x,
+             pull ? (const u64*)(arena + p.list_at) : p.list);
   }
 
   // Rows of rank d in tile row v, back to it.

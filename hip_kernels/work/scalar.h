@@ -44,7 +44,10 @@ DEVICE inline float swiglu(float gate, float up, float limit) {
   if (gate > limit) gate = limit;
   if (up > limit) up = limit;
   if (up < -limit) up = -limit;
-  return gate / (1.f + exp_of(-gate)) * up;
+  // e^-gate by a power of two in two parts, or large gates lose bits; never infinite.
+  const float power = gate * -1.44269504f, rest = target::fma(gate, -1.44269504f, -power);
+  const float small = target::fma(gate, -1.92596303e-8f, rest), e = target::exp2(power > 126.f ? 126.f : power);
+  return gate * target::reciprocal(1.f + target::fma(e, small * 0.693147181f, e)) * up;
 }
 
 // FP32 in arrays that are read and written 8 or 16 bytes at a time.

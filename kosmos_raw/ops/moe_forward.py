@@ -204,6 +204,9 @@ class MoELayer:
         p["tokens"], p["block"] = tokens, plan.block
         p["H"], p["I"], p["S"] = c.hidden, plan.width, plan.shared_width
         p["tile_n"], p["scans"], p["side_by_side"] = plan.tile.n, plan.scans, plan.side_by_side
+        widths = (int(p["router_rows"]) * plan.router_parts, 2 * plan.width, c.hidden, 2 * plan.shared_width)
+        for name, width in zip(("columns0", "columns1", "columns2", "shared_columns"), widths, strict=True):
+            p[name] = -(-width // plan.tile.n)
         for name in ("x_slots", "h_slots", "y_slots", "lag"):
             p[name] = getattr(plan.rings, name)
         for name in ("movers", "senders", "crew", "crew_tiles"):

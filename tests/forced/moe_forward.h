@@ -205,6 +205,11 @@ inline MoeParams moe_params(u32 me, u32 launch) {
   p.gate_column = c.gate_column();
   p.given = c.given;
   p.tile_n = 8 + 8 * own.below(2);
+  const auto columns = [&](u32 width) { return (width + p.tile_n - 1) / p.tile_n; };
+  p.columns0 = columns(p.router_rows * c.parts);
+  p.columns1 = columns(2 * c.I);
+  p.columns2 = columns(c.H);
+  p.shared_columns = columns(2 * c.S);
   p.scans = c.scans;
   p.x_slots = c.x_slots;
   p.lag = own.below(4);

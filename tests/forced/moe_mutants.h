@@ -83,7 +83,7 @@ struct CreditsOldSources : MoeSchedule {
   using MoeSchedule::MoeSchedule;
   void finish(const Work& w) const {
     if (w.kind != GEMM1) return MoeSchedule::finish(w);
-    if (count(gemm1_done(w.row)) != columns1() || p.layout.pull || w.row + p.x_slots >= p.layout.rows()) return;
+    if (count(gemm1_done(w.row)) != p.columns1 || p.layout.pull || w.row + p.x_slots >= p.layout.rows()) return;
     target::acquire(DEVICE_SCOPE);
     target::release(SYSTEM_SCOPE);
     for (u32 q = 0; q < p.g.ranks; q++)
@@ -101,7 +101,7 @@ struct CreditsByOneWord : MoeSchedule {
   }
   void finish(const Work& w) const {
     if (w.kind != GEMM1) return MoeSchedule::finish(w);
-    if (count(gemm1_done(w.row)) != columns1() || p.layout.pull || w.row + p.x_slots >= p.layout.rows()) return;
+    if (count(gemm1_done(w.row)) != p.columns1 || p.layout.pull || w.row + p.x_slots >= p.layout.rows()) return;
     target::acquire(DEVICE_SCOPE);
     target::release(SYSTEM_SCOPE);
     for (u32 q = 0; q < p.g.ranks; q++)
