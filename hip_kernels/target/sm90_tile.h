@@ -12,7 +12,7 @@
 namespace target {
 constexpr u32 TILE_M = 128, TILE_N = 256, TILE_N_MEDIUM = 192, TILE_N_NARROW = 128;  // a launch's width: Params::tile_n
 constexpr u32 TILE_K = 64, PANEL = 64;
-constexpr u32 MAX_OPERANDS = 8;
+constexpr u32 MAX_OPERANDS = 12;
 static_assert(PANEL * TILE_K * 2 == PANEL_BYTES);
 
 // Stages of a tile n columns wide. Fewer cost 2 % and more; the widest tile has room for no more.
@@ -32,9 +32,9 @@ struct Operands {
   TensorMap maps[MAX_OPERANDS];
   u64 begin[MAX_OPERANDS], end[MAX_OPERANDS];  // addresses
   u32 line_words[MAX_OPERANDS];                // 16-byte words from line to line
-  u32 count, zero[7];
+  u32 count, zero[3];
 };
-static_assert(sizeof(Operands) == 1216);
+static_assert(sizeof(Operands) == 1792);
 
 // Where an operand of a tile begins: element x of line y of a matrix.
 struct Place {
@@ -153,16 +153,30 @@ INLINE void store_rows(const float (&sums)[N / 2], const TileOperands& t, const 
 }
 
 // Whatever the operator does with four columns of a row. Neighbouring lanes swap, so that each gets four of one row.
+struct Four {
+  float at[4];
+  INLINE Four(const float* e, bool odd) {
+    const float x = __shfl_xor_sync(~0u, odd ? e[0] : e[2], 1), y = __shfl_xor_sync(~0u, odd ? e[1] : e[3], 1);
+    at[0] = odd ? x : e[0], at[1] = odd ? y : e[1], at[2] = odd ? e[2] : x, at[3] = odd ? e[3] : y;
+  }
+};
 template <u32 N, class Each> INLINE void each_four(const float (&sums)[N / 2], const TileOperands& t, Each each) {
-  const u32 l = lane() % 32, row = lane() / 32 * 16 + l / 4;
-  const bool odd = l % 2;
+  const u32 l = lane() % 32, odd = l % 2, row = lane() / 32 * 16 + l / 4 + 8 * odd;
 #pragma unroll
   for (u32 j = 0; j < N / 8; j++) {
-    const float* e = sums + 4 * j;
-    const float x = __shfl_xor_sync(~0u, odd ? e[0] : e[2], 1), y = __shfl_xor_sync(~0u, odd ? e[1] : e[3], 1);
-    const u32 r = row + 8 * odd, column = 8 * j + l % 4 / 2 * 4;
-    const float four[4] = {odd ? x : e[0], odd ? y : e[1], odd ? e[2] : x, odd ? e[3] : y};
-    if (r < t.rows && column < t.cols) each(r, column, four);
+    const u32 column = 8 * j + l % 4 / 2 * 4;
+    const Four four(sums + 4 * j, odd);
+    if (row < t.rows && column < t.cols) each(row, column, four.at);
+  }
+}
+// The same of columns that alternate in blocks of GATED: four of gate and the four of up; column is that of one of both.
+template <u32 N, class Each> INLINE void each_gated(const float (&sums)[N / 2], const TileOperands& t, Each each) {
+  static_assert(GATED == 16 && N % (2 * GATED) == 0);
+  const u32 l = lane() % 32, odd = l % 2, row = lane() / 32 * 16 + l / 4 + 8 * odd;
+#pragma unroll
+  for (u32 j = 0; j < N / 8; j += j % 2 ? 3 : 1) {
+    const Four gate(sums + 4 * j, odd), up(sums + 4 * (j + 2), odd);
+    if (row < t.rows && 8 * j < t.cols) each(row, j / 4 * GATED + 8 * (j % 2) + l % 4 / 2 * 4, gate.at, up.at);
   }
 }
 
@@ -179,9 +193,22 @@ template <class Op> INLINE void hand_over_zeros(const typename Op::Params& p, co
   for (u32 i = lane(); i < t.rows * fours; i += WORKERS) hand_over_four<Op>(p, w, i / fours, i % fours * 4, {0, 0, 0, 0});
 }
 template <class Op, u32 N>
+INLINE void hand_over_any(const typename Op::Params& p, const Work& w, const float (&sums)[N / 2], const TileOperands& t,
+                          u32 shared) {
+  const Epilogue how = Op::epilogue(w);
+  if (how == ROWS) store_rows<N, through<Op>()>(sums, t, Op::result(p, w), shared);
+  else if (how == SUMS)
+    each_four<N>(sums, t, [&](u32 row, u32 column, const float (&four)[4]) { Op::store_f32(p, w, row, column, four); });
+  else
+    each_gated<N>(sums, t, [&](u32 row, u32 column, const float (&gate)[4], const float (&up)[4]) {
+      Op::store_gated(p, w, row, column, gate, up);
+    });
+}
+template <class Op, u32 N>
 INLINE void hand_over(const typename Op::Params& p, const Work& w, const float (&sums)[N / 2], const TileOperands& t,
                       u32 shared) {
-  if constexpr (requires { Op::result(p, w); }) store_rows<N, through<Op>()>(sums, t, Op::result(p, w), shared);
+  if constexpr (requires { Op::epilogue(w); }) hand_over_any<Op, N>(p, w, sums, t, shared);
+  else if constexpr (requires { Op::result(p, w); }) store_rows<N, through<Op>()>(sums, t, Op::result(p, w), shared);
   else
     each_four<N>(sums, t, [&](u32 row, u32 column, const float (&four)[4]) { hand_over_four<Op>(p, w, row, column, four); });
 }

@@ -170,7 +170,8 @@ MOE_FORWARD = _struct(
     ("routing", MOE_ROUTING),
     ("clamp", "f4"),
     *((name, "u4") for name in "tokens block H I S router_rows router_parts logit_ld gate_column given".split()),
-    *((name, "u4") for name in "tile_n columns0 columns1 columns2 shared_columns scans x_slots h_slots y_slots lag side_by_side".split()),
+    *((name, "u4") for name in "tile_n columns0 columns1 columns2 shared_columns scans".split()),
+    *((name, "u4") for name in "x_slots h_slots y_slots lag side_by_side".split()),
     *((name, "u4") for name in "movers senders crew crew_tiles".split()),
 )
 MOE_NOBODY = 0xFFFFFFFF  # no column

@@ -1,0 +1,37 @@
+"""moe_forward's gfx950 text through the package's own Python path: whole layers against the float64 oracle."""
+
+from __future__ import annotations
+
+import pytest
+
+import kosmos_raw as kr
+from kosmos_raw import emulator
+from kosmos_raw.build import gfx950
+from kosmos_raw.checks import moe
+from kosmos_raw.checks.validate import merge
+from kosmos_raw.cli.validate_moe import LARGEST
+from kosmos_raw.plan.moe.config import MoEConfig
+
+from .test_operators import emulated  # noqa: F401  (a fixture)
+
+pytestmark = [pytest.mark.emulated, pytest.mark.skipif(gfx950.missing() is not None, reason=str(gfx950.missing()))]
+
+SMALL = MoEConfig(
+    hidden=72, expert_width=40, experts=6, top_k=3, shared_width=24, gated_shared=True, aux_loss="batch", aux_loss_coeff=0.1
+)
+LATE = emulator.Options(late_memory=("direct", "lds", "loads", "stores"), preempt=4, seed=1, threads=2)
+
+
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [
+        (moe.MoeCase(SMALL, (20, 0, 33), "one_expert", "smallest", iters=1, repeats=1), LATE),
+        (moe.MoeCase(SMALL, (290, 15), pull=True, pad=32, float_router=True, iters=1, repeats=1), LATE),
+    ],
+    ids=["smallest rings", "pull"],
+)
+def test_layers(case: moe.MoeCase, options: emulator.Options, emulated) -> None:  # noqa: F811
+    emulated(case.ranks, options)
+    given = {"mode": "threads", "device": "cpu", "arena_bytes": moe.arena_bytes(case, LARGEST), "workgroups": 4}
+    outcome = merge(kr.launch(moe.run, case, ranks=case.ranks, **given))
+    assert outcome.passed, outcome.problems
