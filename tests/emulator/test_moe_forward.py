@@ -17,7 +17,14 @@ from .test_operators import emulated  # noqa: F401  (a fixture)
 pytestmark = [pytest.mark.emulated, pytest.mark.skipif(gfx950.missing() is not None, reason=str(gfx950.missing()))]
 
 SMALL = MoEConfig(
-    hidden=72, expert_width=40, experts=6, top_k=3, shared_width=24, gated_shared=True, aux_loss="batch", aux_loss_coeff=0.1
+    hidden=72,
+    expert_width=40,
+    experts=6,
+    top_k=3,
+    shared_width=24,
+    gated_shared=True,
+    aux_loss="batch",
+    aux_loss_coeff=0.1,
 )
 LATE = emulator.Options(late_memory=("direct", "lds", "loads", "stores"), preempt=4, seed=1, threads=2)
 
