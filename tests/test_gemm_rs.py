@@ -116,9 +116,9 @@ extern "C" unsigned rounded(float x) {{ return to_bf16(x); }}
 extern "C" void sum(Vec16* to, Vec16* const* from, unsigned ranks, u64 words) {{
   Group g{{}};
   g.ranks = ranks;
-  Vec16* of[MAX_RANKS] = {{}};
+  const Vec16* of[MAX_RANKS] = {{}};
   for (unsigned q = 0; q < ranks; q++) of[q] = from[q];
-  sum_ranks<true>(g, Work{{}}, to, of, 0, 0, words);
+  add_ranks<true>(g, Work{{}}, {{to, of, 0, 0, words}});
 }}
 """
 

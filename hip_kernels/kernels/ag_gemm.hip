@@ -12,23 +12,25 @@ struct AgGemm {
   DEVICE static TileOperands operands(const Params& p, const Work& w) {
     const u64 words = p.K / 8, row = (u64)w.row * p.m.tile_m;
     const Vec16* a = w.chunk == p.g.rank ? p.shard_of[w.chunk] : p.gathered + p.m.first[w.chunk] * words;
-    const u32 col = w.part * p.tile_n, cols = p.N - col < p.tile_n ? p.N - col : p.tile_n;
-    return {a + row * words, p.b + col * words, p.m.rows_in(w.chunk, w.row), cols, p.K, p.K, p.K};
+    const Columns cols(w, w.part, p.N, p.tile_n);
+    return {a + row * words, p.b + cols.first * words, p.m.rows_in(w.chunk, w.row), cols.count, p.K, p.K, p.K};
   }
   DEVICE static TileResult result(const Params& p, const Work& w) {
     const u64 row = p.m.first[w.chunk] + (u64)w.row * p.m.tile_m;
-    return {p.c + (row * p.ldc + (u64)w.part * p.tile_n) / 4, p.ldc};
+    return {p.c + (row * p.ldc + Columns(w, w.part, p.N, p.tile_n).first) / 4, p.ldc};
   }
   // Four columns of one row of the tile; column is a multiple of 4.
   DEVICE static void store(const Params& p, const Work& w, u32 row, u32 column, u64 four_bf16) {
     const TileResult to = result(p, w);
     target::write(to.c + ((u64)row * to.ldc + column) / 4, four_bf16);
   }
+  DEVICE static Block pulled(const Params& p, const Work& w) {
+    return block_of(w, p.pulls, p.m, p.K / 8, p.gathered, p.shard_of[w.chunk]);
+  }
   // Every kind that is no TILE, all lanes. DRAIN is all waiting: nothing is left to do when its inputs are there.
   DEVICE static void move(const Schedule& s, const Work& w) {
     const Params& p = s.p;
-    if (w.kind == PULL)
-      pull_slice(p.gathered, p.shard_of[w.chunk], p.m, p.K, w.chunk, w.row, w.part, s.slices(w.chunk));
+    if (w.kind == PULL) copy_block(pulled(p, w));
   }
 };
 

@@ -16,24 +16,26 @@ struct AgGemmDgrad {
   DEVICE static TileOperands operands_of(const Params& p, const Work& w, u32 column, u32 part) {
     const u64 words = p.K / 8, row = (u64)w.row * p.m.tile_m, k = p.split.begin(part);
     const Vec16* a = w.chunk == p.g.rank ? p.shard_of[w.chunk] : p.gathered + p.m.first[w.chunk] * words;
-    const u32 col = column * p.tile_n, cols = p.N - col < p.tile_n ? p.N - col : p.tile_n, ldb = (p.N + 7) / 8 * 8;
-    const u32 rows = p.m.rows_in(w.chunk, w.row);
-    return {a + row * words + k / 8, p.b + (k * ldb + col) / 8, rows, cols, p.split.k(part, p.K), p.K, ldb};
+    const Columns cols(w, column, p.N, p.tile_n);
+    const u32 rows = p.m.rows_in(w.chunk, w.row), ldb = (p.N + 7) / 8 * 8;
+    return {a + row * words + k / 8, p.b + (k * ldb + cols.first) / 8, rows, cols.count, p.split.k(part, p.K), p.K, ldb};
   }
   DEVICE static u64 first_row(const Params& p, const Work& w) { return p.m.first[w.chunk] + (u64)w.row * p.m.tile_m; }
 
   DEVICE static TileOperands operands(const Params& p, const Work& w) { return operands_of(p, w, w.part, 0); }
   DEVICE static TileResult result(const Params& p, const Work& w) {
-    return {p.c + (first_row(p, w) * p.ldc + (u64)w.part * p.tile_n) / 4, p.ldc};
+    return {p.c + (first_row(p, w) * p.ldc + Columns(w, w.part, p.N, p.tile_n).first) / 4, p.ldc};
   }
   DEVICE static void store(const Params& p, const Work& w, u32 row, u32 column, u64 four_bf16) {
     const TileResult to = result(p, w);
     target::write(to.c + ((u64)row * to.ldc + column) / 4, four_bf16);
   }
+  DEVICE static Block pulled(const Params& p, const Work& w) {
+    return block_of(w, p.pulls, p.m, p.K / 8, p.gathered, p.shard_of[w.chunk]);
+  }
   DEVICE static void move(const Schedule& s, const Work& w) {
     const Params& p = s.p;
-    if (w.kind == PULL)
-      pull_slice(p.gathered, p.shard_of[w.chunk], p.m, p.K, w.chunk, w.row, w.part, s.slices(w.chunk));
+    if (w.kind == PULL) copy_block(pulled(p, w));
   }
 };
 
@@ -50,6 +52,7 @@ struct AgGemmDgradSplit {
     const u64 at = (AgGemmDgrad::first_row(p, w) + row) * p.ldc + (u64)(w.part / p.split.parts) * p.tile_n + column;
     put_four(p.split.sums, w.part % p.split.parts * part_words(p) + at, SET_F32, four);
   }
+  DEVICE static Block pulled(const Params& p, const Work& w) { return AgGemmDgrad::pulled(p, w); }
   DEVICE static void move(const Schedule& s, const Work& w) {
     const Params& p = s.p;
     if (w.kind == PULL) AgGemmDgrad::move(s, w);

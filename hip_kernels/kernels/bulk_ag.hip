@@ -13,20 +13,22 @@ struct BulkAg {
   DEVICE static TileOperands operands(const Params& p, const Work& w) {
     const u64 row = (u64)w.row * p.m.tile_m;
     const u32 rows = p.M - row < p.m.tile_m ? p.M - row : p.m.tile_m;
-    const u32 col = w.part * p.tile_n, cols = p.N - col < p.tile_n ? p.N - col : p.tile_n;
-    return {p.a + row * (p.K / 8), p.b + col / 8, rows, cols, p.K, p.K, p.ldc};
+    const Columns cols(w, w.part, p.N, p.tile_n);
+    return {p.a + row * (p.K / 8), p.b + cols.first / 8, rows, cols.count, p.K, p.K, p.ldc};
   }
   DEVICE static TileResult result(const Params& p, const Work& w) {
-    return {p.c + ((u64)w.row * p.m.tile_m * p.ldc + (u64)w.part * p.tile_n) / 4, p.ldc};
+    return {p.c + ((u64)w.row * p.m.tile_m * p.ldc + Columns(w, w.part, p.N, p.tile_n).first) / 4, p.ldc};
   }
   DEVICE static void store(const Params& p, const Work& w, u32 row, u32 column, u64 four_bf16) {
     const TileResult to = result(p, w);
     target::write(to.c + ((u64)row * to.ldc + column) / 4, four_bf16);
   }
+  DEVICE static Block pulled(const Params& p, const Work& w) {
+    return block_of(w, p.pulls, p.m, p.width / 8, p.gathered, p.shard_of[w.chunk]);
+  }
   DEVICE static void move(const Schedule& s, const Work& w) {
     const Params& p = s.p;
-    if (w.kind == PULL)
-      pull_slice(p.gathered, p.shard_of[w.chunk], p.m, p.width, w.chunk, w.row, w.part, s.slices(w.chunk));
+    if (w.kind == PULL) copy_block(pulled(p, w));
   }
 };
 

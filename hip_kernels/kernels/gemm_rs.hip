@@ -24,13 +24,16 @@ struct GemmRs {
     const TileResult to = result(p, w);
     target::write_through(to.c + ((u64)row * to.ldc + column) / 4, four_bf16);
   }
+  static constexpr bool STAGED = true;
+  DEVICE static Addends addends(const Schedule& s, const Work& w) {
+    const auto words = s.span(w);
+    return {s.p.c, s.p.staging.of, s.partials_at(), words.begin, words.end};
+  }
   // Every kind that is no TILE, all lanes.
   DEVICE static void move(const Schedule& s, const Work& w) {
     const Params& p = s.p;
     if (w.kind == POISON) poison_staging(p.staging, p.g.rank, w.part, s.poisons());
-    if (w.kind != REDUCE) return;
-    const auto words = s.span(w);
-    sum_ranks<true>(p.g, w, p.c, p.staging.of, s.partials_at(), words.begin, words.end);
+    if (w.kind == REDUCE) add_ranks<STAGED>(p.g, w, addends(s, w));
   }
 };
 

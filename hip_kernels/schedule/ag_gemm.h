@@ -13,6 +13,7 @@
 // DRAIN waits for peers to start, and for their PULLs of the own shard. By induction over epochs all of them end.
 #pragma once
 #include "gather.h"
+#include "halves.h"
 #include "split.h"
 
 struct AgGemmParams {
@@ -30,9 +31,12 @@ struct AgGemmParams {
   u32 policy;
   u32 order;
   u32 queues;                      // of tiles, 1 .. MAX_QUEUES
+  u32 together;                    // tile rows of one chunk whose tiles are taken together, where peers take turns; 0 = one
+  u32 halved;                      // tiles, the last of the queues, that are taken in halves; 0 where the contraction is cut
+  Pulls pulls;                     // slabs are multiples of 64 k, and one where the contraction is cut
   Split split;                     // of ag_gemm_dgrad alone
 };
-static_assert(sizeof(AgGemmParams) == 328);
+static_assert(sizeof(AgGemmParams) == 352);
 
 constexpr u32 MAX_QUEUES = 8;  // kosmos_raw/plan/ag_gemm.py counts their words
 
@@ -51,10 +55,14 @@ template <class Self> struct AgGemmQueue : Gather<AgGemmParams> {
   DEVICE u32 first_column(u32 queue) const { return columns() * queue / p.queues; }
   DEVICE u32 columns_in(u32 queue) const { return first_column(queue + 1) - first_column(queue); }
   DEVICE bool own_first() const { return p.order == AS_CONSUMED || p.order == CHUNK_MAJOR; }
+  DEVICE u32 together() const { return p.together ? p.together : 1; }
+  DEVICE u32 groups() const { return (p.m.tile_rows_max + together() - 1) / together(); }  // of a chunk's tile rows
   DEVICE u32 tiles_in(u32 queue) const {
-    const u32 most = p.m.tile_rows_max;
+    const u32 most = groups() * together();
     return (own_first() ? p.m.tile_rows(p.g.rank) + peers() * most : p.g.ranks * most) * columns_in(queue);
   }
+
+  DEVICE Halves halves(u32 queue) const { return {tiles_in(queue), (p.halved + p.queues - 1) / p.queues}; }
 
   DEVICE Work next_work() {
     if (aborted(p.g)) return {};
@@ -82,26 +90,28 @@ template <class Self> struct AgGemmQueue : Gather<AgGemmParams> {
         continue;
       }
       const Work w = self().entry_at(q, i);
-      if (w.kind == TILE && !self().ready(w)) break;
+      if (is_tile(w.kind) && !self().ready(w)) break;
       if (target::swap_if(head(q), i, i + 1, DEVICE_SCOPE) && w.kind != LEAVE) return w;
     }
     const Work w = next_shared_pull();
     return w.kind != LEAVE ? w : next_tile();
   }
 
-  // Own chunk first, in groups, then peers' tile rows interleaved as movers pull them. LEAVE: past a short chunk's end.
+  // Own chunk first, in groups of rows, then groups of peers' rows, interleaved as movers pull them. LEAVE: past a short
+  // chunk's end.
   DEVICE Work tile_at(u32 queue, u32 i) const {
-    const u32 first = first_column(queue), cols = columns_in(queue), most = p.m.tile_rows_max;
+    const u32 first = first_column(queue), cols = columns_in(queue), most = groups(), height = together();
     const u32 own = own_first() ? p.m.tile_rows(p.g.rank) * cols : 0;
     if (i < own) {
       const TileAt t = tile_in_groups(i, p.m.tile_rows(p.g.rank), cols, p.m.side_by_side ? p.m.side_by_side : 1);
       return {TILE, p.g.rank, t.row, first + t.column};
     }
-    const u32 j = (i - own) / cols, among = own_first() ? peers() : p.g.ranks;  // the own chunk is the last in the round
+    const u32 j = (i - own) / (height * cols), in = (i - own) % (height * cols);
+    const u32 among = own_first() ? peers() : p.g.ranks;  // the own chunk is the last in the round
     const bool by_chunk = p.order == CHUNK_MAJOR || p.order == RANK_ORDER;
-    const u32 turn = by_chunk ? j / most : j % among, row = by_chunk ? j % most : j / among;
+    const u32 turn = by_chunk ? j / most : j % among, row = (by_chunk ? j % most : j / among) * height + in % height;
     const u32 q = p.order == RANK_ORDER ? turn : peer_at(turn);
-    if (row < p.m.tile_rows(q)) return {TILE, q, row, first + (i - own) % cols};
+    if (row < p.m.tile_rows(q)) return {TILE, q, row, first + in / height};
     return {};
   }
 
@@ -122,10 +132,14 @@ template <class Self> struct AgGemmQueue : Gather<AgGemmParams> {
   DEVICE bool wait_inputs(const Work& w) const {
     if (w.kind == PULL) return wait_pull(w);
     if (w.kind == DRAIN) return wait_drain(w);
-    return w.kind != TILE || w.chunk == p.g.rank || wait_landed(w);
+    return !is_tile(w.kind) || w.chunk == p.g.rank || wait_landed(w);
   }
-  // Asks once for what wait_inputs would wait for, of a TILE; true means acquired too. Other kinds: not asked, so not ready.
-  DEVICE bool ready(const Work& w) const { return w.kind == TILE && (w.chunk == p.g.rank || landed(w)); }
+  // For a target that can wait in the middle of a tile: instead of wait_inputs(tile), wait_part(tile, i) before anything of
+  // A's columns i * part_k() .. (i + 1) * part_k() is read. False: the launch has been given up.
+  DEVICE u32 part_k() const { return p.pulls.slab_words * 8; }
+  DEVICE bool wait_part(const Work& w, u32 part) const { return w.chunk == p.g.rank || wait_slab(w, part); }
+  // Asks once for what wait_inputs would wait for, of a tile; true means acquired too. Other kinds: not asked, so not ready.
+  DEVICE bool ready(const Work& w) const { return is_tile(w.kind) && (w.chunk == p.g.rank || landed(w)); }
   DEVICE void finish(const Work& w) const {
     if (w.kind == PULL) finish_pull(w);
   }
@@ -133,6 +147,9 @@ template <class Self> struct AgGemmQueue : Gather<AgGemmParams> {
 
 struct AgGemmSchedule : AgGemmQueue<AgGemmSchedule> {
   using AgGemmQueue::AgGemmQueue;
-  DEVICE u32 entries(u32 queue) const { return tiles_in(queue); }
-  DEVICE Work entry_at(u32 queue, u32 i) const { return tile_at(queue, i); }
+  DEVICE u32 entries(u32 queue) const { return halves(queue).all(); }
+  DEVICE Work entry_at(u32 queue, u32 i) const {
+    const Halves h = halves(queue);
+    return h.of(i, tile_at(queue, h.entry(i)), p.N, p.tile_n);
+  }
 };

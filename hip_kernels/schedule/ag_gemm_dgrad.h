@@ -14,10 +14,15 @@ struct AgGemmDgradSchedule : AgGemmQueue<AgGemmDgradSchedule> {
     return after_queues() + (chunk * p.m.tile_rows_max + row) * columns() + column;
   }
 
-  DEVICE u32 entries(u32 queue) const { return tiles_in(queue) * (p.split.parts == 1 ? 1 : p.split.parts + 1); }
+  DEVICE u32 entries(u32 queue) const {
+    return p.split.parts == 1 ? halves(queue).all() : tiles_in(queue) * (p.split.parts + 1);
+  }
   DEVICE Work entry_at(u32 queue, u32 i) const {
     const u32 parts = p.split.parts, tiles = tiles_in(queue);
-    if (parts == 1) return tile_at(queue, i);
+    if (parts == 1) {
+      const Halves h = halves(queue);
+      return h.of(i, tile_at(queue, h.entry(i)), p.N, p.tile_n);
+    }
     const bool sum = i >= tiles * parts;
     const Work w = tile_at(queue, sum ? i - tiles * parts : i / parts);
     if (w.kind == LEAVE) return w;

@@ -5,6 +5,7 @@
 // leaves (FIXED). A TILE waits for nothing, and the rest is as in ag_gemm, so it cannot deadlock.
 #pragma once
 #include "gather.h"
+#include "halves.h"
 
 struct BulkAgParams {
   Group g;
@@ -21,8 +22,10 @@ struct BulkAgParams {
   u32 tile_n;
   u32 movers;                      // WGs that begin as movers; 1 .. WGs - 1 when there are peers
   u32 policy;
+  Pulls pulls;
+  u32 halved, zero;                // tiles, the last of the queue, that are taken in halves
 };
-static_assert(sizeof(BulkAgParams) == 320);
+static_assert(sizeof(BulkAgParams) == 344);
 
 struct BulkAgSchedule : Gather<BulkAgParams> {
   using Gather::Gather;
@@ -37,17 +40,19 @@ struct BulkAgSchedule : Gather<BulkAgParams> {
       if (w.kind != LEAVE || p.policy == FIXED) return w;
       mover = false;
     }
-    const u32 i = target::add(head(), 1, DEVICE_SCOPE), tiles = tile_rows() * columns();
-    if (i == tiles) return {DRAIN, p.g.rank};
-    if (i > tiles) return {};
-    const TileAt t = tile_in_groups(i, tile_rows(), columns(), p.m.side_by_side ? p.m.side_by_side : 1);
-    return {TILE, p.g.rank, t.row, t.column};
+    for (const Halves halves(tile_rows() * columns(), p.halved);;) {
+      const u32 i = target::add(head(), 1, DEVICE_SCOPE), height = p.m.side_by_side ? p.m.side_by_side : 1;
+      if (i == halves.all()) return {DRAIN, p.g.rank};
+      if (i > halves.all()) return {};
+      const TileAt t = tile_in_groups(halves.entry(i), tile_rows(), columns(), height);
+      if (const Work w = halves.of(i, {TILE, p.g.rank, t.row, t.column}, p.N, p.tile_n); w.kind != LEAVE) return w;
+    }
   }
   DEVICE bool wait_inputs(const Work& w) const {
     if (w.kind == PULL) return wait_pull(w);
     return w.kind != DRAIN || wait_drain(w);
   }
-  DEVICE bool ready(const Work& w) const { return w.kind == TILE; }  // which waits for nothing
+  DEVICE bool ready(const Work& w) const { return is_tile(w.kind); }  // which waits for nothing
   DEVICE void finish(const Work& w) const {
     if (w.kind == PULL) finish_pull(w);
   }

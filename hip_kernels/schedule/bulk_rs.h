@@ -9,6 +9,7 @@
 // for no DRAIN: of those that a rank has, its movers do all, and only one of its WGs can draw DRAIN.
 #pragma once
 #include "chunks.h"
+#include "halves.h"
 #include "group.h"
 #include "split.h"
 
@@ -31,8 +32,9 @@ struct BulkRsParams {
   u32 slices;                   // of the own rows, each one REDUCE
   u32 into;                     // an Into
   u32 policy;
+  u32 halved, zero;             // tiles, the last of the queue, that are taken in halves; none where the contraction is cut
 };
-static_assert(sizeof(BulkRsParams) == 352);
+static_assert(sizeof(BulkRsParams) == 360);
 
 struct BulkRsSchedule {
   const BulkRsParams& p;
@@ -73,16 +75,20 @@ struct BulkRsSchedule {
     return {};
   }
 
-  // All parts of all tiles, then the sums of parts if there are several, then DRAIN.
+  // All tiles, or all parts of them and then the sums of parts, then DRAIN.
   DEVICE Work next_tile() {
-    const u32 i = target::add(tile_head(), 1, DEVICE_SCOPE), parts = p.split.parts, tiles = tile_rows() * columns();
-    const u32 last = parts > 1 ? tiles * (parts + 1) : tiles;
-    if (i == last) return {DRAIN, p.g.rank};
-    if (i > last) return {};
-    const bool sum = i >= tiles * parts;
-    const u32 height = p.m.side_by_side ? p.m.side_by_side : 1;
-    const TileAt t = tile_in_groups(sum ? i - tiles * parts : i / parts, tile_rows(), columns(), height);
-    return {sum ? SUM : TILE, p.g.rank, t.row, sum ? t.column : t.column * parts + i % parts};
+    const u32 parts = p.split.parts, tiles = tile_rows() * columns(), height = p.m.side_by_side ? p.m.side_by_side : 1;
+    const Halves halves(tiles, p.halved);
+    for (const u32 last = parts > 1 ? tiles * (parts + 1) : halves.all();;) {
+      const u32 i = target::add(tile_head(), 1, DEVICE_SCOPE);
+      if (i == last) return {DRAIN, p.g.rank};
+      if (i > last) return {};
+      const bool sum = parts > 1 && i >= tiles * parts;
+      const u32 tile = parts == 1 ? halves.entry(i) : sum ? i - tiles * parts : i / parts;
+      const TileAt t = tile_in_groups(tile, tile_rows(), columns(), height);
+      if (parts > 1) return {sum ? SUM : TILE, p.g.rank, t.row, sum ? t.column : t.column * parts + i % parts};
+      if (const Work w = halves.of(i, {TILE, p.g.rank, t.row, t.column}, p.N, p.tile_n); w.kind != LEAVE) return w;
+    }
   }
 
   DEVICE bool wait_inputs(const Work& w) const {
@@ -103,7 +109,7 @@ struct BulkRsSchedule {
     return true;
   }
 
-  DEVICE bool ready(const Work& w) const { return w.kind == TILE; }  // which waits for nothing
+  DEVICE bool ready(const Work& w) const { return is_tile(w.kind); }  // which waits for nothing
 
   DEVICE void finish(const Work& w) const {
     if (w.kind == TILE && p.split.parts > 1) {

@@ -1,31 +1,41 @@
 // The movers of every operator that gathers rows: which rows a WG pulls next, what a pull waits for, and how it is told of.
 //
-// P has g, counters, m (the rows), movers. Counter words of one set: [0] head of the tile queue (ag_gemm has others), [1 + q]
-// pulls from q done, then slices landed per (q, tile row). kosmos_raw/plan/shapes.py counts the same words.
+// P has g, counters, m (the rows), movers, pulls. Counter words of one set: [0] head of the tile queue (ag_gemm has others),
+// [1 + q] pulls from q done, then slices landed per (q, tile row, slab). kosmos_raw/plan/shapes.py counts the same words.
 #pragma once
 #include "chunks.h"
 #include "group.h"
 
+// How the rows of a rank are cut into PULLs. A PULL is long enough to keep a link busy beside what publishing it costs. Slabs
+// are parts of the width that land one after another, so that builders can begin with the first.
+struct Pulls {
+  u32 slices;      // equal parts of a slab of a tile row, each one PULL
+  u32 slabs;
+  u32 slab_words;  // 16-byte words of a line of a slab; the last slab may have fewer
+  u32 band;        // tile rows whose slabs are pulled side by side: the first slab of all of them, then the next one
+};
+static_assert(sizeof(Pulls) == 16);
+
 template <class P> struct Gather {
   const P& p;
-  u32 pulls = 0;       // the WG's only state, touched by next_work alone
+  u32 pulls = 0;         // of this WG so far; touched by next_work alone, as is mover
   bool mover = false;
+  mutable u32 here = 0;  // bit q: wait_inputs has seen rank q in this launch; saves later pulls an acquire each
 
   DEVICE explicit Gather(const P& p) : p(p) {}
 
   DEVICE u32* head() const { return p.counters.current(p.g); }
   DEVICE u32* pulls_done(u32 q) const { return head() + 1 + q; }
-  DEVICE u32* slices_landed(u32 q, u32 row) const { return head() + 1 + MAX_RANKS + q * p.m.tile_rows_max + row; }
-  DEVICE u32* after_gather() const { return slices_landed(p.g.ranks, 0); }  // words of the operator's own
+  DEVICE u32* slices_landed(u32 q, u32 row, u32 slab) const {
+    return head() + 1 + MAX_RANKS + (q * p.m.tile_rows_max + row) * p.pulls.slabs + slab;
+  }
+  DEVICE u32* after_gather() const { return slices_landed(p.g.ranks, 0, 0); }  // words of the operator's own
 
   DEVICE u32 peers() const { return p.g.ranks - 1; }
   // Each rank starts with another peer, so that no link is asked by all at once.
   DEVICE u32 peer_at(u32 i) const { return (p.g.rank + 1 + i) % p.g.ranks; }
-  // How many movers share the rows of q.
-  DEVICE u32 slices(u32 q) const {
-    const u32 i = (q + p.g.ranks - p.g.rank - 1) % p.g.ranks;
-    return p.movers < peers() ? 1 : (p.movers - i + peers() - 1) / peers();
-  }
+  DEVICE u32 pulls_from(u32 q) const { return p.m.tile_rows(q) * p.pulls.slabs * p.pulls.slices; }
+  DEVICE u32 entries() const { return peers() * p.m.tile_rows_max * p.pulls.slabs * p.pulls.slices; }
 
   DEVICE void begin() {
     mover = peers() && target::wg() < p.movers;
@@ -33,30 +43,41 @@ template <class P> struct Gather {
     announce_start(p.g);
   }
 
-  // Mover m keeps to one peer and slice when movers are enough, else it goes round its peers row by row.
+  // Entry i of all pulls: peers in turn; of each peer band by band, in a band slab by slab, in a slab row by row. LEAVE: past
+  // a short chunk's end.
+  DEVICE Work pull_at(u32 i) const {
+    const u32 q = peer_at(i % peers()), j = i / peers(), slices = p.pulls.slices;
+    if (j >= pulls_from(q)) return {};
+    const u32 of_band = p.pulls.band * p.pulls.slabs * slices, first = j / of_band * p.pulls.band, in = j % of_band;
+    const u32 left = p.m.tile_rows(q) - first, of_slab = (left < p.pulls.band ? left : p.pulls.band) * slices;
+    return {PULL, q, first + in % of_slab / slices, in / of_slab * slices + in % slices};
+  }
+
+  // Movers take the entries in turn, so that the rows that are wanted first come first, from all peers alike.
   DEVICE Work next_pull() {
-    const u32 stride = p.movers < peers() ? p.movers : peers(), first = target::wg() % stride;
-    const u32 mine = (peers() - first + stride - 1) / stride;
-    while (pulls < mine * p.m.tile_rows_max) {
-      const u32 n = pulls++, q = peer_at(first + n % mine * stride), row = n / mine;
-      if (row < p.m.tile_rows(q)) return {PULL, q, row, target::wg() / stride};
+    for (u32 i; (i = pulls * p.movers + target::wg()) < entries();) {
+      pulls++;
+      if (const Work w = pull_at(i); w.kind != LEAVE) return w;
     }
     return {};
   }
 
-  // The same pulls from one queue that any WG may ask (TWO_WAY), row by row. Its head is the count of pulls from oneself,
-  // which nobody else needs.
+  // The same pulls from one queue that any WG may ask (TWO_WAY). Its head is the count of pulls from oneself, which nobody
+  // else needs.
   DEVICE Work next_shared_pull() const {
-    const u32 most = peers() ? slices(peer_at(0)) : 0;
     for (;;) {
-      const u32 n = target::add(pulls_done(p.g.rank), 1, DEVICE_SCOPE);
-      if (n >= p.m.tile_rows_max * peers() * most) return {};
-      const u32 q = peer_at(n / most % peers()), row = n / most / peers(), slice = n % most;
-      if (row < p.m.tile_rows(q) && slice < slices(q)) return {PULL, q, row, slice};
+      const u32 i = target::add(pulls_done(p.g.rank), 1, DEVICE_SCOPE);
+      if (i >= entries()) return {};
+      if (const Work w = pull_at(i); w.kind != LEAVE) return w;
     }
   }
 
-  DEVICE bool wait_pull(const Work& w) const { return wait_started(p.g, w, w.chunk, 1); }
+  DEVICE bool wait_pull(const Work& w) const {
+    if (here >> w.chunk & 1) return true;
+    if (!wait_started(p.g, w, w.chunk, 1)) return false;
+    here |= 1u << w.chunk;
+    return true;
+  }
 
   // Of the WG that draws DRAIN: all ranks have begun, and all have read this rank's shard.
   DEVICE bool wait_drain(const Work& w) const {
@@ -70,21 +91,26 @@ template <class P> struct Gather {
   }
 
   DEVICE bool landed(const Work& w) const {
-    if (!has_reached(slices_landed(w.chunk, w.row), slices(w.chunk), DEVICE_SCOPE)) return false;
+    for (u32 slab = 0; slab < p.pulls.slabs; slab++)
+      if (!has_reached(slices_landed(w.chunk, w.row, slab), p.pulls.slices, DEVICE_SCOPE)) return false;
     target::acquire(DEVICE_SCOPE);  // pairs with the first release in finish_pull
     return true;
   }
-  DEVICE bool wait_landed(const Work& w) const {
-    if (!wait_at_least(p.g, w, slices_landed(w.chunk, w.row), slices(w.chunk), DEVICE_SCOPE)) return false;
+  DEVICE bool wait_slab(const Work& w, u32 slab) const {
+    if (!wait_at_least(p.g, w, slices_landed(w.chunk, w.row, slab), p.pulls.slices, DEVICE_SCOPE)) return false;
     target::acquire(DEVICE_SCOPE);  // as in landed
+    return true;
+  }
+  DEVICE bool wait_landed(const Work& w) const {
+    for (u32 slab = 0; slab < p.pulls.slabs; slab++)
+      if (!wait_slab(w, slab)) return false;
     return true;
   }
 
   DEVICE void finish_pull(const Work& w) const {
     target::release(DEVICE_SCOPE);  // rows first, then the count: a builder that sees the count must see the rows
-    target::add(slices_landed(w.chunk, w.row), 1, DEVICE_SCOPE);
-    const u32 all = slices(w.chunk) * p.m.tile_rows(w.chunk);
-    if (target::add(pulls_done(w.chunk), 1, DEVICE_SCOPE) + 1 != all) return;
+    target::add(slices_landed(w.chunk, w.row, w.part / p.pulls.slices), 1, DEVICE_SCOPE);
+    if (target::add(pulls_done(w.chunk), 1, DEVICE_SCOPE) + 1 != pulls_from(w.chunk)) return;
     target::acquire(DEVICE_SCOPE);  // the other movers' reads of this shard, then the word to its owner
     target::release(SYSTEM_SCOPE);
     target::store(&p.g.signals_of[w.chunk]->reads_done[p.g.rank], p.g.epoch, SYSTEM_SCOPE);

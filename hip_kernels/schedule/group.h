@@ -2,10 +2,10 @@
 #pragma once
 #include "../target/target.h"
 
-// What a WG does next. Output tiles of a GEMM come last: is_tile tells them from the rest.
+// What a WG does next. Output tiles of a GEMM come last: is_tile tells them from the rest. HALF: of a tile, see halves.h.
 enum Kind : u32 {
   LEAVE, PULL, DRAIN, POISON, REDUCE, SUM, TOPK, SCAN, PLAN, SORT, GATE, PUSH, SEND, FOLD,
-  TILE, ROUTE, SHARED1, SHARED2, GEMM1, GEMM2,
+  TILE, HALF, ROUTE, SHARED1, SHARED2, GEMM1, GEMM2,
 };
 DEVICE constexpr bool is_tile(Kind k) { return k >= TILE; }
 
@@ -31,6 +31,7 @@ struct Work {
   Kind kind = LEAVE;
   u32 chunk = 0, row = 0, part = 0;
 };
+DEVICE inline bool is_tile(const Work& w) { return w.kind == TILE || w.kind == HALF; }
 
 // Cross-rank signals of one rank, in memory that no cache holds back. Each slot has one writer, the rank it is named by,
 // and holds an epoch: compared by signed difference, never reset. (A count per epoch breaks when two launches differ in shape.)

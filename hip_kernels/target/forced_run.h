@@ -1,5 +1,6 @@
 // The forced target's loops: serial, which it shares with the host, and run-ahead, the shape of sm_90a.
 #pragma once
+#include "ahead.h"
 #include "forced_tile.h"
 #include "serial.h"
 
@@ -30,7 +31,7 @@ template <class Op> void decide(const typename Op::Params& p, Box& box) {
   for (u32 n = 1;; n++) {
     Work w = schedule.next_work();
     trace.mark(p.g, CLAIMED, w);
-    if (w.kind != LEAVE && !schedule.wait_inputs(w)) w = {};
+    if (w.kind != LEAVE && !wait_to_begin(schedule, w)) w = {};
     if (w.kind != LEAVE) trace.mark(p.g, READY, w);
     await(box, box.taken, n - 1);
     box.work = w;
@@ -39,7 +40,23 @@ template <class Op> void decide(const typename Op::Params& p, Box& box) {
   }
 }
 
-// Has a Schedule of its own that never began: finish needs only params and the work.
+// A tile whose first part is there. False: a wait gave up.
+template <class Op> bool tile_ahead(const typename Op::Schedule& schedule, const Work& w) {
+  Tile<Op> tile(schedule.p, w);
+  if constexpr (requires { schedule.wait_part(w, 0u); }) {
+    for (u32 i = 0, step = schedule.part_k() ? schedule.part_k() : MAX_K; i * step < tile.t.K; i++) {
+      if (i && !schedule.wait_part(w, i)) return false;
+      tile.read_a(i * step, step);
+    }
+  } else tile.read_a(0, tile.t.K);
+  tile.read_b();
+  if constexpr (requires { schedule.wait_to_store(w); })
+    if (!schedule.wait_to_store(w)) return false;
+  tile.store();
+  return true;
+}
+
+// Has a Schedule of its own that never began: all but next_work needs only params and the work.
 template <class Op> void work_behind(const typename Op::Params& p, Box& box) {
   const typename Op::Schedule schedule(p);
   Trace trace(p.g.wgs + wg());  // the decider has the first rows
@@ -48,8 +65,8 @@ template <class Op> void work_behind(const typename Op::Params& p, Box& box) {
     const Work w = box.work;
     hand_over(box, box.taken, n);
     if (w.kind == LEAVE) return;
-    if (is_tile(w.kind)) gemm_tile<Op>(p, w);
-    else Op::move(schedule, w);
+    if (is_tile(w.kind) && !tile_ahead<Op>(schedule, w)) continue;  // given up: nothing is published
+    if (!is_tile(w.kind)) Op::move(schedule, w);
     schedule.finish(w);
     trace.mark(p.g, DONE, w);
   }

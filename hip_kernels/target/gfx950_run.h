@@ -64,7 +64,7 @@ template <class Op> struct Director {
     return n;
   }
 
-  // The kind of tiles is a constant, where an operator has one alone.
+  // The kind of tiles is a constant, where an operator has one alone: halves are published as tiles are.
   DEVICE static Work as_tile(const Work& w) {
     if constexpr (requires { Op::epilogue(w); }) return w;
     else return {TILE, w.chunk, w.row, w.part};

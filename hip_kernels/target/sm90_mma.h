@@ -17,6 +17,9 @@ INLINE void inits_are_visible() {  // to the copy engine too; the caller's barri
 INLINE void arrive(u32 barrier) {  // releases to the WG
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+INLINE void arrive_times(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
 INLINE void arrive_expecting(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -24,12 +27,21 @@ INLINE void wait(u32 barrier, u32 parity) {  // acquires. The braces make the la
   asm volatile("{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again; }"
                ::"r"(barrier), "r"(parity) : "memory");
 }
+INLINE bool has_passed(u32 barrier, u32 parity) {  // without waiting
+  u32 passed;
+  asm volatile("{ .reg .pred done; mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2; selp.u32 %0, 1, 0, done; }"
+               : "=r"(passed) : "r"(barrier), "r"(parity) : "memory");
+  return passed;
+}
 
 // ---- TMA
 struct alignas(64) TensorMap { u64 opaque[16]; };  // made by the driver: cuTensorMapEncodeTiled
 
-// Others' ordinary stores, which this thread has acquired, come before its TMA loads.
-INLINE void stores_then_tma() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+// Others' stores, which this thread has acquired, come before its TMA loads; its own TMA stores, which it has waited for,
+// before what it releases.
+INLINE void order_with_tma() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+// This lane's ordinary stores to shared memory come before TMA stores of them, by whoever has met it since.
+INLINE void shared_then_tma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 INLINE void prefetch(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
@@ -37,6 +49,23 @@ INLINE void prefetch(const TensorMap* map) { asm volatile("prefetch.tensormap [%
 INLINE void load_box(u32 to, const TensorMap* map, u32 barrier, u32 x, u32 y) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
                ::"r"(to), "l"(map), "r"(barrier), "r"(x), "r"(y) : "memory");
+}
+
+// Bytes that follow each other, a multiple of 16, from and to addresses of such.
+INLINE void load_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+INLINE void store_bytes(void* to, u32 from, u32 bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+INLINE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Of this thread's stores, all but the YOUNGER last groups have read shared memory.
+template <u32 YOUNGER> INLINE void wait_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(YOUNGER) : "memory");
+}
+template <u32 YOUNGER> INLINE void wait_stores() {  // they are where they go
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(YOUNGER) : "memory");
 }
 
 // ---- WGMMA: D[64, N] += A[64, 16] B[16, N] by the four warps of a warpgroup; A and B in shared memory
@@ -57,7 +86,8 @@ template <u32 YOUNGER> INLINE void wgmma_wait() {
 }
 
 #define KOSMOS_TEN(t) "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
-#define KOSMOS_60 KOSMOS_TEN() KOSMOS_TEN(1) KOSMOS_TEN(2) KOSMOS_TEN(3) KOSMOS_TEN(4) KOSMOS_TEN(5)
+#define KOSMOS_40 KOSMOS_TEN() KOSMOS_TEN(1) KOSMOS_TEN(2) KOSMOS_TEN(3)
+#define KOSMOS_60 KOSMOS_40 KOSMOS_TEN(4) KOSMOS_TEN(5)
 #define KOSMOS_8D(i) \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define KOSMOS_32D(i) KOSMOS_8D(i), KOSMOS_8D(i + 8), KOSMOS_8D(i + 16), KOSMOS_8D(i + 24)
@@ -68,7 +98,7 @@ template <u32 YOUNGER> INLINE void wgmma_wait() {
 
 // Starts one. d is the instruction's until wgmma_wait. sum false: what was in d does not count.
 template <u32 N, bool A_BY_K, bool B_BY_K> INLINE void wgmma(float (&d)[N / 2], u64 x, u64 y, bool sum) {
-  static_assert(N == 256 || N == 192 || N == 128);
+  static_assert(N == 256 || N == 192 || N == 128 || N == 96 || N == 64);
   if constexpr (N == 256)
     KOSMOS_WGMMA(256, KOSMOS_60 KOSMOS_TEN(6) KOSMOS_TEN(7) KOSMOS_TEN(8) KOSMOS_TEN(9) KOSMOS_TEN(10) KOSMOS_TEN(11)
                  "%120, %121, %122, %123, %124, %125, %126, %127", 128, 129, 130, 131, 132,
@@ -76,14 +106,20 @@ template <u32 N, bool A_BY_K, bool B_BY_K> INLINE void wgmma(float (&d)[N / 2], 
   else if constexpr (N == 192)
     KOSMOS_WGMMA(192, KOSMOS_60 KOSMOS_TEN(6) KOSMOS_TEN(7) KOSMOS_TEN(8) "%90, %91, %92, %93, %94, %95",
                  96, 97, 98, 99, 100, KOSMOS_32D(0), KOSMOS_32D(32), KOSMOS_32D(64));
-  else
+  else if constexpr (N == 128)
     KOSMOS_WGMMA(128, KOSMOS_60 "%60, %61, %62, %63", 64, 65, 66, 67, 68, KOSMOS_32D(0), KOSMOS_32D(32));
+  else if constexpr (N == 96)
+    KOSMOS_WGMMA(96, KOSMOS_40 "%40, %41, %42, %43, %44, %45, %46, %47", 48, 49, 50, 51, 52, KOSMOS_32D(0), KOSMOS_8D(32),
+                 KOSMOS_8D(40));
+  else
+    KOSMOS_WGMMA(64, KOSMOS_TEN() KOSMOS_TEN(1) KOSMOS_TEN(2) "%30, %31", 32, 33, 34, 35, 36, KOSMOS_32D(0));
 }
 
 #undef KOSMOS_WGMMA
 #undef KOSMOS_32D
 #undef KOSMOS_8D
 #undef KOSMOS_60
+#undef KOSMOS_40
 #undef KOSMOS_TEN
 
 // ---- results
@@ -96,6 +132,10 @@ INLINE u32 pack(float low, float high) {  // to nearest even; a NaN stays one
 INLINE void store_matrices(u32 row, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                ::"r"(row), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+INLINE void load_matrices(u32 row, u32 (&v)[4]) {  // the same back
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(row) : "memory");
 }
 INLINE Vec16 load_shared(u32 address) {
   Vec16 v;

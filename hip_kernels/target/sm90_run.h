@@ -1,9 +1,9 @@
 // sm_90a: the loop. Four threads of warpgroup 0 and the 256 workers go through the same works in the same order:
 //
 //   decider    asks the schedule, waits for inputs, puts the work into a slot
-//   loaders    of a TILE, bring the operands into the ring, one A and one B; run ahead of the workers as far as it goes
-//   workers    multiply and store, or move
-//   publisher  waits for the workers' stores, and publishes: they never wait for a fence
+//   loaders    bring operands into the ring, one A and one B, or what is moved; run ahead as far as the ring goes
+//   workers    multiply and store, or add, or whatever else is no copy
+//   publisher  stores copies, waits for all stores, and publishes: workers never wait for a fence
 //
 // So the next work is claimed while the last one is multiplied, and its operands are loaded while that is stored. The
 // decider asks when A's loader has two stages left: late, so that no WG holds work that another could begin sooner, and
@@ -11,7 +11,9 @@
 // waits for anything, or for nothing that the claim could be holding.
 #pragma once
 #include "../schedule/trace.h"
-#include "sm90_tile.h"
+#include "ahead.h"
+#include "sm90_move.h"
+#include "sm90_push.h"
 
 namespace target {
 // 128 * 56 + 256 * 224 registers are those of 384 threads with 168, which is what the compiler gives them. With 40 the
@@ -27,6 +29,7 @@ struct Slots {
   INLINE u32 worked(u32 n) const { return at + 16 + n % 2 * 8; }  // the workers' stores are done
   INLINE u32 empty(u32 n) const { return at + 32 + n % 2 * 8; }   // all have read it, and it is published
   INLINE u32 soon() const { return at + 48; }                     // A's loader is nearly through
+  INLINE u32 copied() const { return at + 56; }                   // the publisher has emptied the ring of a PULL
   INLINE u32 work(u32 n) const { return at + 64 + n % 2 * 16; }
   INLINE static u32 parity(u32 n) { return n / 2 % 2; }
 
@@ -37,12 +40,14 @@ struct Slots {
       init(empty(i), READERS);
     }
     init(soon(), 1);
+    init(copied(), 1);
   }
   INLINE void put(u32 n, const Work& w) const {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
                  ::"r"(work(n)), "r"(w.kind), "r"(w.chunk), "r"(w.row), "r"(w.part) : "memory");
     arrive(filled(n));  // what the decider has acquired, the others have with it
   }
+  INLINE bool is_filled(u32 n) const { return has_passed(filled(n), parity(n)); }
   INLINE Work get(u32 n) const {
     wait(filled(n), parity(n));
     u32 kind;
@@ -65,48 +70,115 @@ template <class Op> INLINE void decide(const typename Op::Params& p, const Slots
     wait(slots.empty(n), slots.parity(n) ^ 1);  // the first two find their slots empty
     Work w = schedule.next_work();
     trace.mark(p.g, CLAIMED, w);
-    if (w.kind != LEAVE && !schedule.wait_inputs(w)) w = {};
+    if (w.kind != LEAVE && !wait_to_begin(schedule, w)) w = {};
     if (w.kind != LEAVE) trace.mark(p.g, READY, w);
     slots.put(n, w);
     if (w.kind == LEAVE) return;
   }
 }
 
+// A's loader says when two stages are left to load: what comes next can be decided while they are waited for. It also waits
+// for the parts of A that may come later than the first. When such a wait gives up, so does the launch, and it is no matter
+// what is loaded.
 template <class Op, bool IS_A>
 INLINE void load(const typename Op::Params& p, const Operands& o, const Slots& slots, u32 shared) {
-  const auto soon = [&] {
-    if (IS_A) arrive(slots.soon());
-  };
+  const typename Op::Schedule schedule(p);  // never begun: all but next_work needs nothing but the params
   for (u32 i = 0; i < o.count; i++) prefetch(&o.maps[i]);
   RingAt at;
   for (u32 n = 0;; n++) {
     const Work w = slots.get(n);
     arrive(slots.empty(n));
     if (w.kind == LEAVE) return;
-    if (is_tile(w.kind)) {
-      stores_then_tma();  // movers', of what is loaded now
-      load_tile<layout<Op>(), IS_A>(Op::operands(p, w), o, p.tile_n, shared, at, soon);
-    } else soon();
+    bool said = false;
+    u32 part = 1, part_at = 0, part_steps = 0;
+    if constexpr (requires { schedule.wait_part(w, 0u); })  // several parts are whole steps each
+      part_at = part_steps = (schedule.part_k() + TILE_K - 1) / TILE_K;
+    const auto before = [&](u32 k, u32 steps) {
+      if constexpr (IS_A) {
+        if constexpr (requires { schedule.wait_part(w, 0u); }) {
+          if (k && k == part_at && is_tile(w.kind)) {
+            schedule.wait_part(w, part++);
+            part_at += part_steps;
+            order_with_tma();
+          }
+        }
+        if (!said && k + 2 >= steps) arrive(slots.soon()), said = true;
+      }
+    };
+    order_with_tma();  // others' stores of what is loaded now
+    if (is_tile(w.kind)) load_tile<layout<Op>(), IS_A>(Op::operands(p, w), w.kind == HALF, o, p.tile_n, shared, at, before);
+    else load_moved<Op, IS_A>(schedule, w, shared, at, before);
+    if (IS_A && !said) arrive(slots.soon());
   }
 }
 
-template <class Op> INLINE void publish(const typename Op::Params& p, const Slots& slots) {
-  const typename Op::Schedule schedule(p);  // never begun: finish needs nothing but the params
+template <class Op> INLINE void publish(const typename Op::Params& p, const Slots& slots, u32 shared) {
+  const typename Op::Schedule schedule(p);
   Trace trace(TRACE_ROWS * wg() + 1);
+  RingAt at;
+  PanelsAt panels(shared);
+  Work under_way;  // a PULL whose stores are: while the next one comes, nobody waits for them
+  const auto settle = [&] {
+    if (under_way.kind == LEAVE) return;
+    order_with_tma();
+    schedule.finish(under_way);
+    trace.mark(p.g, DONE, under_way);
+    under_way = {};
+  };
+  const auto settle_all = [&] {
+    if (under_way.kind == LEAVE) return;
+    wait_stores<0>();
+    settle();
+  };
   for (u32 n = 0;; n++) {
+    if (!slots.is_filled(n)) settle_all();  // what comes next may have to wait
     const Work w = slots.get(n);
+    if (w.kind != PULL) settle_all();
     if (w.kind == LEAVE) return;
+    if constexpr (pulls<Op>()) {
+      if (w.kind == PULL) {
+        store_moved(BlockStages(Op::pulled(p, w), p.tile_n), shared, at, settle);
+        arrive(slots.copied());
+        settle_all();  // this one was nothing
+        under_way = w;
+        wait(slots.worked(n), slots.parity(n));
+        arrive(slots.empty(n));
+        continue;
+      }
+      at.skip(ring_steps<Op>(schedule, w), stages(p.tile_n));
+    }
+    bool done = true;
+    if constexpr (exchanges<Op>()) {
+      if (is_tile(w.kind)) done = exchange<Op>(schedule, w, panels);
+    }
     wait(slots.worked(n), slots.parity(n));
-    schedule.finish(w);
+    if (done) schedule.finish(w);
     trace.mark(p.g, DONE, w);
     arrive(slots.empty(n));
   }
 }
 
+// Whether it has halves of tiles that are n columns wide: what ranks exchange comes in whole panels.
+template <class Op> INLINE constexpr bool halves(u32 n) { return !exchanges<Op>() || n / 2 % PANEL == 0; }
+
+// The workers, a tile of N columns or fewer.
+template <class Op, u32 N, u32 RING>
+INLINE void build(const typename Op::Params& p, const Work& w, const TileOperands& t, u32 shared, RingAt& at, PanelsAt& panels) {
+  float sums[N / 2];
+  multiply_tile<layout<Op>(), N, RING>(sums, k_steps(t), shared, at);
+  if constexpr (exchanges<Op>()) {
+    if (w.chunk != p.g.rank) send_tile<N>(sums, t, panels);
+    else if (p.g.ranks > 1) add_tile<N>(sums, p.g, t, Op::own_rows(p, w), panels);
+    else store_rows<N, false>(sums, t, Op::own_rows(p, w), shared);
+  } else hand_over<Op, N>(p, w, sums, t, shared);
+}
+
 template <class Op, u32 N> INLINE void work(const typename Op::Params& p, const Slots& slots, u32 shared) {
-  const typename Op::Schedule schedule(p);  // never begun: move needs nothing but the params
+  const typename Op::Schedule schedule(p);
   const bool speaks = lane() % 32 == 0;     // for its warp
   RingAt at;
+  PanelsAt panels(shared);
+  u32 copies = 0;
   for (u32 n = 0;; n++) {
     const Work w = slots.get(n);
     __syncwarp();
@@ -114,11 +186,16 @@ template <class Op, u32 N> INLINE void work(const typename Op::Params& p, const 
     if (w.kind == LEAVE) return;
     if (is_tile(w.kind)) {
       const TileOperands t = Op::operands(p, w);
-      if (t.K) {
-        float sums[N / 2];
-        multiply_tile<layout<Op>(), N>(sums, k_steps(t), shared, at);
-        hand_over<Op, N>(p, w, sums, t, shared);
-      } else hand_over_zeros<Op>(p, w, t);
+      if (!t.K) hand_over_zeros<Op>(p, w, t);
+      else if (w.kind == HALF && halves<Op>(N)) build<Op, halves<Op>(N) ? N / 2 : N, N>(p, w, t, shared, at, panels);
+      else build<Op, N, N>(p, w, t, shared, at, panels);
+    } else if (pulls<Op>() && w.kind == PULL) {
+      // The publisher's business. But who has not seen a phase of a barrier end must not wait for the one after the next:
+      // by its parity it would take the one before for it.
+      wait(slots.copied(), copies++ % 2);
+      at.skip(ring_steps<Op>(schedule, w), stages(N));
+    } else if (adds<Op>() && w.kind == REDUCE) {
+      if constexpr (adds<Op>()) add_moved<Op::STAGED>(p.g, w, Op::addends(schedule, w), N, shared, at);
     } else Op::move(schedule, w);
     __syncwarp();  // all lanes' stores, then the word of one
     if (speaks) arrive(slots.worked(n));
@@ -132,9 +209,10 @@ template <class Op> INLINE void run(const typename Op::Params& p, const Operands
   if (threadIdx.x == 0) {
     for (u32 i = 0; i < 6; i++) {
       init(shared + LOADED_AT + i * 8, 2);
-      init(shared + READ_AT + i * 8, WORKERS / 128);
+      init(shared + READ_AT + i * 8, STAGE_READERS);
     }
     slots.init_all();
+    if constexpr (exchanges<Op>()) init_panels(shared);
     inits_are_visible();
   }
   __syncthreads();  // the last barrier of all threads: the roles part here
@@ -144,7 +222,7 @@ template <class Op> INLINE void run(const typename Op::Params& p, const Operands
       if (warp == 0) decide<Op>(p, slots);
       else if (warp == 1) load<Op, true>(p, o, slots, shared);
       else if (warp == 2) load<Op, false>(p, o, slots, shared);
-      else publish<Op>(p, slots);
+      else publish<Op>(p, slots, shared);
     }
   } else {
     take_registers<MANY_REGISTERS>();

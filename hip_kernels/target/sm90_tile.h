@@ -1,9 +1,9 @@
-// sm_90a: the GEMM tile, 128 rows by 256, 192 or 128 columns. Two threads load it, one each operand, stage by stage of 64 k,
+// sm_90a: the GEMM tile, 128 rows by 256, 192 or 128 columns, or half as many (HALF). Two threads load it, one each operand, stage by stage of 64 k,
 // into a ring in shared memory; two warpgroups of workers multiply, 64 rows each.
 //
 // In the ring lie panels of 64 lines by 64 elements, 8 KiB. An operand whose lines are rows or columns of the tile is loaded
-// by one box a stage, as high as the tile; one whose lines are k by a box each panel. As few as can be: a thread that issues
-// four loads a stage is slower than the multiplications of a narrow tile.
+// by a box as high as the tile, or two as high as half of it; one whose lines are k by a box each panel. As few as can be: a
+// thread that issues four loads a stage is slower than the multiplications of a narrow tile.
 #pragma once
 #include "../kernels/tile_operands.h"
 #include "../schedule/group.h"
@@ -19,7 +19,7 @@ static_assert(PANEL * TILE_K * 2 == PANEL_BYTES);
 INLINE constexpr u32 stages(u32 n) { return n == 128 ? 6 : 4; }
 INLINE constexpr u32 stage_bytes(u32 n) { return (TILE_M + n) / PANEL * PANEL_BYTES; }
 
-// Shared memory: the ring; each warp's two panels of 16 rows by 64 columns of the result; barriers and the slots.
+// Shared memory: the ring; two panels of results for each warpgroup, of which a warp has 16 rows; barriers and the slots.
 constexpr u32 RING_BYTES = 4 * stage_bytes(TILE_N), WARP_PANEL = 16 * PANEL * 2;
 constexpr u32 RESULT_AT = RING_BYTES, CONTROL_AT = RESULT_AT + WORKERS / 32 * 2 * WARP_PANEL;
 constexpr u32 LOADED_AT = CONTROL_AT, READ_AT = LOADED_AT + 6 * 8;  // one barrier each a stage
@@ -50,69 +50,84 @@ struct Place {
   }
 };
 
-// Where the loader, or the workers, are in the ring. It never restarts, whatever is worked on.
+// Where a thread is in the ring. It never restarts, whatever is worked on.
 struct RingAt {
   u32 stage = 0, parity = 0;
   INLINE void advance(u32 stages) {
     if (++stage == stages) stage = 0, parity ^= 1;
   }
+  INLINE void skip(u32 steps, u32 stages) {
+    steps += stage;
+    parity ^= steps / stages % 2;
+    stage = steps % stages;
+  }
 };
+constexpr u32 STAGE_READERS = WORKERS / 32;  // warps that say of a stage that they have read it
+
+// A loader: the stage is free, and `bytes` of its own come into it. Returns the barrier that is told.
+INLINE u32 begin_stage(u32 n, const RingAt& at, u32 shared, u32 bytes) {
+  const u32 loaded = shared + LOADED_AT + at.stage * 8;
+  wait(shared + READ_AT + at.stage * 8, at.parity ^ 1);
+  arrive_expecting(loaded, bytes);
+  return loaded;
+}
 
 INLINE u32 k_steps(const TileOperands& t) { return (t.K + TILE_K - 1) / TILE_K; }
 
-// One thread for A, another for B. Calls `soon` when two stages are left to load: what comes next can be decided while they
-// are waited for. `first`: bytes from a stage's begin to the operand. `height`: lines of its box, where lines are not k.
-template <bool BY_K, class Soon>
-INLINE void load_operand(const Place& from, u32 lines, u32 steps, u32 n, u32 first, u32 height, u32 shared, RingAt& at,
-                         Soon soon) {
-  const u32 soon_at = steps > 2 ? steps - 2 : 0, panels = (lines + PANEL - 1) / PANEL;
+// One thread for A, another for B. Calls before(k, steps) when it comes to step k. `first`: bytes from a stage's begin to the
+// operand. Where lines are not k: `boxes` of them, each of `height` lines.
+template <bool BY_K, class Before>
+INLINE void load_operand(const Place& from, u32 lines, u32 steps, u32 n, u32 first, u32 boxes, u32 height, u32 shared,
+                         RingAt& at, Before before) {
+  const u32 panels = (lines + PANEL - 1) / PANEL;  // those past the tile's edge are not loaded
   for (u32 k = 0; k < steps; k++) {
-    if (k == soon_at) soon();
-    const u32 loaded = shared + LOADED_AT + at.stage * 8, to = shared + at.stage * stage_bytes(n) + first;
-    wait(shared + READ_AT + at.stage * 8, at.parity ^ 1);
+    before(k, steps);
+    const u32 loaded = begin_stage(n, at, shared, BY_K ? panels * PANEL_BYTES : boxes * height * TILE_K * 2);
+    const u32 to = shared + at.stage * stage_bytes(n) + first;
     if constexpr (BY_K) {
-      arrive_expecting(loaded, panels * PANEL_BYTES);  // those past the tile's edge are not loaded
 #pragma unroll
       for (u32 j = 0; j < TILE_N / PANEL; j++)
         if (j < panels) load_box(to + j * PANEL_BYTES, from.map, loaded, from.x + j * PANEL, from.y + k * TILE_K);
     } else {
-      arrive_expecting(loaded, height * TILE_K * 2);
       load_box(to, from.map, loaded, from.x + k * TILE_K, from.y);
+      if (boxes > 1) load_box(to + height * TILE_K * 2, from.map, loaded, from.x + k * TILE_K, from.y + height);
     }
     at.advance(stages(n));
   }
 }
-template <Layout L, bool IS_A, class Soon>
-INLINE void load_tile(const TileOperands& t, const Operands& o, u32 n, u32 shared, RingAt& at, Soon soon) {
+template <Layout L, bool IS_A, class Before>
+INLINE void load_tile(const TileOperands& t, bool half, const Operands& o, u32 n, u32 shared, RingAt& at, Before before) {
   const u32 steps = k_steps(t);
-  if (!steps) return soon();
+  if (!steps) return;
   const Place from(o, IS_A ? t.a : t.b);
-  if constexpr (IS_A) load_operand<L == NT>(from, t.rows, steps, n, 0, TILE_M, shared, at, soon);
-  else load_operand<L != TN>(from, t.cols, steps, n, TILE_M * TILE_K * 2, n, shared, at, soon);
+  if constexpr (IS_A) load_operand<L == NT>(from, t.rows, steps, n, 0, 1, TILE_M, shared, at, before);
+  else load_operand<L != TN>(from, t.cols, steps, n, TILE_M * TILE_K * 2, half ? 1 : 2, n / 2, shared, at, before);
 }
 
 // Workers. A thread's sums: of each 8 columns, two neighbours in row lane / 4 and two in the row 8 below, of its warp's 16.
 // One stage: starts its multiplications. Returns the barrier that says when it has been read. FIRST: sums begin with it.
-template <Layout L, u32 N, bool FIRST> INLINE u32 start_step(float (&sums)[N / 2], u32 shared, RingAt& at) {
+// RING: the launch's width, by which stages are laid out.
+template <Layout L, u32 N, u32 RING, bool FIRST> INLINE u32 start_step(float (&sums)[N / 2], u32 shared, RingAt& at) {
   constexpr bool A_BY_K = L == NT, B_BY_K = L != TN;
   wait(shared + LOADED_AT + at.stage * 8, at.parity);
-  const u32 stage = shared + at.stage * stage_bytes(N), read = shared + READ_AT + at.stage * 8;
+  const u32 stage = shared + at.stage * stage_bytes(RING), read = shared + READ_AT + at.stage * 8;
   const u64 a = operand<A_BY_K>(stage + lane() / 128 * PANEL_BYTES), b = operand<B_BY_K>(stage + TILE_M * TILE_K * 2);
   wgmma_begin();
 #pragma unroll
   for (u32 i = 0; i < TILE_K / 16; i++)
     wgmma<N, A_BY_K, B_BY_K>(sums, a + i * OPERAND_STEP<A_BY_K>, b + i * OPERAND_STEP<B_BY_K>, !FIRST || i);
   wgmma_commit();
-  at.advance(stages(N));
+  at.advance(stages(RING));
   return read;
 }
 // The first step apart: were it in the loop, sums would look used before they are set, and be kept while nobody multiplies.
-template <Layout L, u32 N> INLINE void multiply_tile(float (&sums)[N / 2], u32 steps, u32 shared, RingAt& at) {
-  const bool speaks = lane() % 128 == 0;
-  u32 last = start_step<L, N, true>(sums, shared, at);
+template <Layout L, u32 N, u32 RING>
+INLINE void multiply_tile(float (&sums)[N / 2], u32 steps, u32 shared, RingAt& at) {
+  const bool speaks = lane() % 32 == 0;
+  u32 last = start_step<L, N, RING, true>(sums, shared, at);
 #pragma unroll 1
   for (u32 k = 1; k < steps; k++) {
-    const u32 read = start_step<L, N, false>(sums, shared, at);
+    const u32 read = start_step<L, N, RING, false>(sums, shared, at);
     wgmma_wait<1>();  // the step before
     if (speaks) arrive(last);
     last = read;
@@ -123,32 +138,49 @@ template <Layout L, u32 N> INLINE void multiply_tile(float (&sums)[N / 2], u32 s
   for (u32 i = 0; i < N / 2; i++) asm volatile("" : "+f"(sums[i])::"memory");  // no use of them moves before the wait
 }
 
-// Plain rows of BF16. A warp turns its 16 rows, 64 columns at a time, in shared memory of its own, so that eight lanes
-// write the 128 bytes of a row together.
-template <u32 N, bool THROUGH>
-INLINE void store_rows(const float (&sums)[N / 2], const TileOperands& t, const TileResult& to, u32 shared) {
-  const u32 l = lane() % 32, first = lane() / 32 * 16, panels = shared + RESULT_AT + lane() / 32 * 2 * WARP_PANEL;
-  const u32 put_row = l % 16, put = put_row * 128, put_column = l / 16 * 16, swizzle = put_row % 8 * 16;
-  const u32 get_row = l / 8, column = l % 8 * 8;
-#pragma unroll
-  for (u32 c = 0; c < N / 64; c++) {
-    const u32 panel = panels + c % 2 * WARP_PANEL;
-#pragma unroll
-    for (u32 q = 0; q < 4; q++) {
-      const float* s = sums + c * 32 + q * 8;
-      store_matrices(panel + put + ((q * 32 + put_column) ^ swizzle), pack(s[0], s[1]), pack(s[2], s[3]), pack(s[4], s[5]),
-                     pack(s[6], s[7]));
-    }
-    __syncwarp();  // also: the panel of two before has been read by all
+// A panel of results in shared memory: 64 rows, of which each warp has 16, by 64 columns of BF16. Two for each warpgroup.
+INLINE u32 panel_at(u32 shared, u32 group, u32 which) { return shared + RESULT_AT + (group * 2 + which) * 4 * WARP_PANEL; }
+
+// A lane's places in its warp's rows of a panel. The warp turns them there, so that eight lanes write the 128 bytes of a row of
+// the result together.
+struct WarpPanel {
+  u32 at;  // the warp's first row
+  INLINE explicit WarpPanel(u32 panel) : at(panel + lane() / 32 % 4 * WARP_PANEL) {}
+  INLINE u32 matrices(u32 i) const {  // 16 columns, from column 16 i on, as WGMMA leaves them
+    const u32 l = lane() % 32, row = l % 16;
+    return at + row * 128 + ((i * 32 + l / 16 * 16) ^ (row % 8 * 16));
+  }
+  INLINE void put(u32 i, u32 a, u32 b, u32 c, u32 d) const { store_matrices(matrices(i), a, b, c, d); }
+  INLINE void get(u32 i, u32 (&v)[4]) const { load_matrices(matrices(i), v); }
+
+  // The rows go to columns 64 c and on of the tile's result. THROUGH: past every cache.
+  template <bool THROUGH> INLINE void store(const TileOperands& t, const TileResult& to, u32 c) const {
+    const u32 l = lane() % 32, first = lane() / 32 * 16, column = l % 8 * 8;
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
-      const u32 row = get_row + i * 4;
-      const Vec16 v = load_shared(panel + row * 128 + ((column * 2) ^ (row % 8 * 16)));
-      Vec16* at = (Vec16*)(to.c + ((u64)(first + row) * to.ldc + c * 64 + column) / 4);
-      if (first + row >= t.rows || c * 64 + column >= t.cols) continue;
-      if constexpr (THROUGH) write_through(at, v);
-      else write(at, v);
+      const u32 row = l / 8 + i * 4;
+      const Vec16 v = load_shared(at + row * 128 + ((column * 2) ^ (row % 8 * 16)));
+      Vec16* place = (Vec16*)(to.c + ((u64)(first + row) * to.ldc + c * PANEL + column) / 4);
+      if (first + row >= t.rows || c * PANEL + column >= t.cols) continue;
+      if constexpr (THROUGH) write_through(place, v);
+      else write(place, v);
     }
+  }
+};
+
+// Plain rows of BF16.
+template <u32 N, bool THROUGH>
+INLINE void store_rows(const float (&sums)[N / 2], const TileOperands& t, const TileResult& to, u32 shared) {
+#pragma unroll
+  for (u32 c = 0; c < (N + PANEL - 1) / PANEL; c++) {
+    const WarpPanel panel(panel_at(shared, lane() / 128, c % 2));
+#pragma unroll
+    for (u32 i = 0; i < 4 && c * PANEL + i * 16 < N; i++) {
+      const float* s = sums + c * 32 + i * 8;
+      panel.put(i, pack(s[0], s[1]), pack(s[2], s[3]), pack(s[4], s[5]), pack(s[6], s[7]));
+    }
+    __syncwarp();  // also: the panel of two before has been read by all
+    panel.store<THROUGH>(t, to, c);
   }
 }
 

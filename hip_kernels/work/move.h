@@ -1,7 +1,6 @@
 // DOING IT, data movement: the same loops for 512 lanes, 256 or one. Never asks what comes next.
 #pragma once
-#include "../schedule/chunks.h"
-#include "../target/target.h"
+#include "../schedule/gather.h"  // defines: Pulls
 
 // Copies words [begin, end), all lanes together. Several loads are in flight before the first store: a pull pays the
 // round trip of a link once a batch.
@@ -29,8 +28,25 @@ DEVICE inline void copy_words(Vec16* to, const Vec16* from, u64 begin, u64 end) 
   }
 }
 
-// One of `slices` equal parts of a tile row of rank q's shard, to its place in the gathered matrix. K in elements.
-DEVICE inline void pull_slice(Vec16* gathered, const Vec16* shard, const Chunks& m, u32 K, u32 q, u32 row, u32 slice, u32 slices) {
-  const u64 words = K / 8, first = (u64)row * m.tile_m, n = m.rows_in(q, row) * words;
-  copy_words(gathered + (m.first[q] + first) * words, shard + first * words, n * slice / slices, n * (slice + 1) / slices);
+// What a PULL copies: lines of `words`, each `pitch` words behind the one before, in both places.
+struct Block {
+  Vec16* to;
+  const Vec16* from;
+  u32 lines, words, pitch;
+};
+
+DEVICE inline void copy_block(const Block& b) {
+  const bool whole = b.words == b.pitch;
+  const u64 words = whole ? (u64)b.lines * b.words : b.words;
+  for (u32 line = 0; line < (whole ? 1 : b.lines); line++)
+    copy_words(b.to + (u64)line * b.pitch, b.from + (u64)line * b.pitch, 0, words);
+}
+
+// The rows and columns of one PULL from a shard to their place in the gathered matrix, of `words` 16-byte words a row.
+DEVICE inline Block block_of(const Work& w, const Pulls& cut, const Chunks& m, u32 words, Vec16* gathered, const Vec16* shard) {
+  const u32 slice = w.part % cut.slices, column = w.part / cut.slices * cut.slab_words, rows = m.rows_in(w.chunk, w.row);
+  const u32 begin = rows * slice / cut.slices, end = rows * (slice + 1) / cut.slices, left = words - column;
+  const u64 at = ((u64)w.row * m.tile_m + begin) * words + column;
+  return {gathered + m.first[w.chunk] * (u64)words + at, shard + at, end - begin, left < cut.slab_words ? left : cut.slab_words,
+          words};
 }

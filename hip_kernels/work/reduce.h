@@ -1,4 +1,4 @@
-// DOING IT, reductions: partial results of all ranks, each in staging that its owner fills while this one reads.
+// DOING IT, reductions: what all ranks have of the same rows, added up.
 #pragma once
 #include "../schedule/staging.h"
 #include "bf16.h"
@@ -11,36 +11,52 @@ DEVICE inline void poison_staging(const Staging& s, u32 rank, u32 part, u32 part
     target::write_through(to + i, Vec16{SENTINEL, SENTINEL});
 }
 
-// to[i] = the sum of (of[q] + offset)[i] over all ranks, for i from begin to end: FP32, in rank order, rounded once. The
-// first rank's value is taken as it is, so that -0.0 stays. STAGED: words may not have come yet, and hold sentinels until
-// then. Returns when a wait gives up; next_work then sees the abort word.
-template <bool STAGED, class Pointer>
-DEVICE inline void sum_ranks(const Group& g, const Work& w, Vec16* to, const Pointer (&of)[MAX_RANKS], u64 offset, u64 begin,
-                             u64 end) {
-  for (u64 i = begin + target::lane(); i < end; i += target::lanes()) {
-    Vec16 v[MAX_RANKS];  // of all ranks at once: one round trip of a link, not one a rank
-    for (Patience patience;;) {
-      bool all = true;
+// What a REDUCE adds: to[i] = the sum of (of[q] + offset)[i] over all ranks, for i from begin to end.
+struct Addends {
+  Vec16* to;
+  const Vec16* const* of;  // [MAX_RANKS]
+  u64 offset, begin, end;
+};
+
+// In rank order, in FP32, rounded once. The first rank's value is taken as it is, so that -0.0 stays.
+DEVICE inline Vec16 add_words(const Vec16 (&v)[MAX_RANKS], u32 ranks) {
+  float sums[8] = {};
 #pragma unroll
-      for (u32 q = 0; q < MAX_RANKS; q++) {
-        v[q] = {};  // or compilers keep what was there before, in registers, through all other work
-        if (q < g.ranks) v[q] = STAGED ? target::read_polled(of[q] + offset + i) : target::read(of[q] + offset + i);
-      }
+  for (u32 q = 0; q < MAX_RANKS; q++)
 #pragma unroll
-      for (u32 q = 0; q < MAX_RANKS; q++)
-        if (STAGED && q < g.ranks) all = all && arrived(v[q]);
-      if (all) break;
-      if (!patience.keep_waiting(g, w, (const u32*)(of[g.rank] + offset + i), 1, 0)) return;
+    for (u32 j = 0; j < 8 && q < ranks; j++) {
+      const float x = from_bf16((j < 4 ? v[q].lo : v[q].hi) >> 16 * (j % 4) & 0xffff);
+      sums[j] = q ? sums[j] + x : x;
     }
-    float sums[8] = {};
+  return {pack_bf16(sums[0], sums[1], sums[2], sums[3]), pack_bf16(sums[4], sums[5], sums[6], sums[7])};
+}
+DEVICE inline bool all_arrived(const Vec16 (&v)[MAX_RANKS], u32 ranks) {
+  bool all = true;
 #pragma unroll
-    for (u32 q = 0; q < MAX_RANKS; q++)
+  for (u32 q = 0; q < MAX_RANKS; q++)
+    if (q < ranks) all = all && arrived(v[q]);
+  return all;
+}
+
+// Word i of all ranks at once: one round trip of a link, not one a rank. STAGED: it may not have come yet, and holds
+// sentinels until then. False: the wait gave up; next_work then sees the abort word.
+template <bool STAGED>
+DEVICE inline bool read_words(Vec16 (&v)[MAX_RANKS], const Group& g, const Work& w, const Addends& a, u64 i) {
+  for (Patience patience;;) {
 #pragma unroll
-      for (u32 j = 0; j < 8 && q < g.ranks; j++) {
-        const float x = from_bf16((j < 4 ? v[q].lo : v[q].hi) >> 16 * (j % 4) & 0xffff);
-        sums[j] = q ? sums[j] + x : x;
-      }
-    const u64 lo = pack_bf16(sums[0], sums[1], sums[2], sums[3]), hi = pack_bf16(sums[4], sums[5], sums[6], sums[7]);
-    target::write(to + i, Vec16{lo, hi});
+    for (u32 q = 0; q < MAX_RANKS; q++) {
+      v[q] = {};  // or compilers keep what was there before, in registers, through all other work
+      if (q < g.ranks) v[q] = STAGED ? target::read_polled(a.of[q] + a.offset + i) : target::read(a.of[q] + a.offset + i);
+    }
+    if (!STAGED || all_arrived(v, g.ranks)) return true;
+    if (!patience.keep_waiting(g, w, (const u32*)(a.of[g.rank] + a.offset + i), 1, 0)) return false;
+  }
+}
+
+template <bool STAGED> DEVICE inline void add_ranks(const Group& g, const Work& w, const Addends& a) {
+  for (u64 i = a.begin + target::lane(); i < a.end; i += target::lanes()) {
+    Vec16 v[MAX_RANKS];
+    if (!read_words<STAGED>(v, g, w, a, i)) return;
+    target::write(a.to + i, add_words(v, g.ranks));
   }
 }

@@ -24,27 +24,19 @@ from tqdm import tqdm
 
 from ..build.params import AG_GEMM
 from ..device.base import Matrix, Tile
-from ..numerics.bf16 import narrow, widen
-from ..numerics.tolerance import compare, gemm_bound
+from ..numerics.tolerance import gemm_bound
 from ..ops.ag_gemm import OP
 from ..plan.ag_gemm import AgGemmPlan, plan_ag_gemm
 from ..plan.crew import Grid
 from ..plan.shapes import round_up
 from ..plan.tiles import best_tile
 from ..ranks.communicator import POISON, Communicator
+from .checking import close_to_exact, close_to_peer, normal, rows_to_check, to_float
+from .llama3 import Shape
 
 PEERS = ("cublas", "torch")  # cuBLAS through CuPy, and through PyTorch where that is installed
-CHECKED_ROWS = 64  # of a result are compared with float64
 SAMPLE_MS = 15.0  # at least that long is each timed run of calls
 WARM_UP_S = 0.4  # of calls in turn, until clocks and power are those of steady work
-
-
-@dataclass(frozen=True)
-class Shape:
-    name: str
-    m: int
-    n: int
-    k: int
 
 
 @dataclass
@@ -99,6 +91,7 @@ class Problem:
         self.ldc = round_up(n, 8)
         self.c = xp.empty((m, self.ldc), np.uint16)
         self.peer_c = xp.empty((m, n), np.uint16)
+        self.halved = 0  # tiles, the last of the queue, that are taken in halves
         self._launches: dict[Tile, tuple[np.ndarray, AgGemmPlan, list[Matrix]]] = {}
 
     def tiles(self) -> list[Tile]:
@@ -119,10 +112,10 @@ class Problem:
         params["m"]["side_by_side"], params["queues"] = plan.side_by_side, plan.queues
         params["N"], params["K"], params["ldc"], params["tile_n"] = s.n, s.k, self.ldc, tile.n
         operands = [
-            Matrix(x.data.ptr, lines, elements, x.shape[1], tile_lines)
-            for x, lines, elements, tile_lines in (
+            Matrix(x.data.ptr, lines, elements, x.shape[1], box_lines)
+            for x, lines, elements, box_lines in (
                 (self.a, *((s.k, s.m, 0) if self.layout == "NT" else (s.m, s.k, tile.m))),
-                (self.b, *((s.n, s.k, tile.n) if self.layout == "TN" else (s.k, s.n, 0))),
+                (self.b, *((s.n, s.k, tile.n // 2) if self.layout == "TN" else (s.k, s.n, 0))),
             )
         ]
         return params, plan, operands
@@ -131,6 +124,7 @@ class Problem:
         if tile not in self._launches:
             self._launches[tile] = self._prepare(tile)
         params, plan, operands = self._launches[tile]
+        params["halved"] = self.halved
         self.comm.launch(self.op, params, (plan.rows, plan.k), plan.counter_words, operands)
 
     def peer(self) -> Callable[[], None]:
@@ -173,47 +167,21 @@ class Problem:
 
         Raises: ValueError when something is wrong.
         """
-        xp, s = self.comm.device.xp, self.shape
+        xp, s, what = self.comm.device.xp, self.shape, f"bench gemm: {self.shape} {self.layout} tile {tile}"
         self.c[...] = POISON
         self.run(tile)
         self.comm.synchronize()
         self.peer()()
-        rows = xp.unique(xp.linspace(0, s.m - 1, min(CHECKED_ROWS, s.m)).astype(int))
+        rows = rows_to_check(xp, s.m)
         a = to_float(self.a[:, rows].T if self.layout == "NT" else self.a[rows], np.float64)
         worst, step = 0.0, max(1, (1 << 26) // max(1, s.k))
         for n in range(0, s.n, step):
             b = to_float(self.b[n : n + step].T if self.layout == "TN" else self.b[:, n : n + step], np.float64)
             exact, magnitude = (a @ b).get(), (abs(a) @ abs(b)).get()
-            got = to_float(self.c[rows, n : min(n + step, s.n)], np.float64).get()
-            result = compare(got, exact, gemm_bound(exact, magnitude, s.k))
-            if not result.passed:
-                raise ValueError(
-                    f"bench gemm: {s} {self.layout} tile {tile}: wrong at {result.worst}+{n}: {result.got}, "
-                    f"want {result.wanted} ({result.over_bound:.3g} of the bound)"
-                )
-            worst = max(worst, result.over_bound)
-        step = max(1, (1 << 27) // max(1, s.n))
-        for m in range(0, s.m, step):  # at most neighbours in bf16; elements have the scale of sqrt(K)
-            ours, theirs = (to_float(x[m : m + step, : s.n], np.float32) for x in (self.c, self.peer_c))
-            off = float(abs(ours - theirs).max()) if ours.size else 0.0
-            if not off <= 0.06 * max(1.0, math.sqrt(s.k)):
-                raise ValueError(f"bench gemm: {s} {self.layout} tile {tile}: differs from cuBLAS by {off}")
+            got = self.c[rows, n : min(n + step, s.n)]
+            worst = max(worst, close_to_exact(what, got, exact, gemm_bound(exact, magnitude, s.k)))
+        close_to_peer(what, self.c[:, : s.n], self.peer_c, s.k)
         return worst
-
-
-def normal(xp: Any, lines: int, elements: int) -> Any:
-    """Standard normal bf16 bits, lines padded with zeros to 8 elements."""
-    out = xp.zeros((lines, round_up(elements, 8)), np.uint16)
-    step = max(1, (1 << 26) // max(1, elements))
-    for i in range(0, lines if elements else 0, step):
-        n = min(step, lines - i)
-        out[i : i + n, :elements] = narrow(xp.random.standard_normal((n, elements), np.float32))
-    return out
-
-
-def to_float(bits: Any, dtype: Any) -> Any:
-    """bf16 bits as floats."""
-    return widen(bits).astype(dtype, copy=False)
 
 
 def alternate_calls(

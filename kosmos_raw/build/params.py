@@ -11,23 +11,8 @@ import numpy as np
 MAX_RANKS = 8  # hip_kernels/target/target.h
 
 KINDS = (
-    *(
-        "leave",
-        "pull",
-        "drain",
-        "poison",
-        "reduce",
-        "sum",
-        "topk",
-        "scan",
-        "plan",
-        "sort",
-        "gate",
-        "push",
-        "send",
-        "fold",
-    ),
-    *("tile", "route", "shared1", "shared2", "gemm1", "gemm2"),
+    *"leave pull drain poison reduce sum topk scan plan sort gate push send fold".split(),
+    *"tile half route shared1 shared2 gemm1 gemm2".split(),
 )
 POLICIES = ("one_way", "fixed", "two_way")
 ORDERS = ("as_consumed", "chunk_major", "rank_order", "not_own_first")
@@ -74,6 +59,8 @@ COUNTERS = _struct(("sets", "u8"), ("per_set", "u4"), ("to_clear", "u4"))
 
 CHUNKS = _struct(("first", "u4", (MAX_RANKS + 1,)), ("tile_m", "u4"), ("tile_rows_max", "u4"), ("side_by_side", "u4"))
 
+PULLS = _struct(*((name, "u4") for name in "slices slabs slab_words band".split()))
+
 STAGING = _struct(
     ("of", "u8", (MAX_RANKS,)),
     ("buffer_words", "u8"),
@@ -94,7 +81,8 @@ AG_GEMM = _struct(
     ("b", "u8"),
     ("c", "u8"),
     ("m", CHUNKS),
-    *((name, "u4") for name in "N K ldc tile_n movers policy order queues".split()),
+    *((name, "u4") for name in "N K ldc tile_n movers policy order queues together halved".split()),
+    ("pulls", PULLS),
     ("split", SPLIT),
 )
 AG_GEMM_DGRAD = AG_GEMM_DGRAD_SPLIT = AG_GEMM
@@ -108,6 +96,22 @@ GEMM_RS = _struct(
     *((name, "u4") for name in "N K tile_n movers max_movers band_tile_rows slices policy order zero".split()),
 )
 
+INBOX = _struct(
+    ("of", "u8", (MAX_RANKS,)),
+    ("arrived_of", "u8", (MAX_RANKS,)),
+    ("per_rank", "u4"),
+    ("zero", "u4"),
+)
+
+GEMM_RS_PUSH = _struct(
+    ("g", GROUP),
+    ("counters", COUNTERS),
+    *((name, "u8") for name in "a b c".split()),
+    ("inbox", INBOX),
+    ("m", CHUNKS),
+    *((name, "u4") for name in "N K tile_n band_tile_rows order halved".split()),
+)
+
 BULK_AG = _struct(
     ("g", GROUP),
     ("counters", COUNTERS),
@@ -115,6 +119,9 @@ BULK_AG = _struct(
     *((name, "u8") for name in "gathered a b c".split()),
     ("m", CHUNKS),
     *((name, "u4") for name in "width M N K ldc tile_n movers policy".split()),
+    ("pulls", PULLS),
+    ("halved", "u4"),
+    ("zero", "u4"),
 )
 
 BULK_RS = _struct(
@@ -124,7 +131,7 @@ BULK_RS = _struct(
     *((name, "u8") for name in "out a b c".split()),
     ("split", SPLIT),
     ("m", CHUNKS),
-    *((name, "u4") for name in "width M N K lda ldc tile_n movers max_movers slices into policy".split()),
+    *((name, "u4") for name in "width M N K lda ldc tile_n movers max_movers slices into policy halved zero".split()),
 )
 
 MX_COPY = _struct(("elements", "u8"), ("scales", "u8"), ("depth", "u4"), ("ld_scales", "u4"))

@@ -34,6 +34,7 @@ class Case:
     order: str = "as_consumed"
     movers: int | None = None
     arena: bool = False  # inputs that peers read lie in the arena, where no copy is needed
+    transport: str | None = None  # of gemm_rs
     split: int | None = None  # parts of a contraction; only for operators that cut it
     iters: int = 2  # each with new data
     repeats: int = 2  # calls on the same data, whose bits must be equal
@@ -63,6 +64,8 @@ class Case:
             given["order"] = self.order
         if self.split is not None:
             given["split"] = self.split
+        if self.transport is not None:
+            given["transport"] = self.transport
         return given
 
     def random(self, iteration: int, what: int, shape: tuple[int, int]) -> np.ndarray:

@@ -7,31 +7,44 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from ..bench import cpu_gemm, cuda_ag_gemm, cuda_gemm, quantize
+from ..bench import cpu_gemm, cuda_gemm, cuda_ops, plot, quantize
+from ..bench.llama3 import COLUMN, LAYERS, ROW, Shape, rows_moved, shape
+from ..checks.operators import CHECKED
 from ..ranks.launch import launch
 from . import bench_policies
 from .shared import print_json, table
 
 CPU_SHAPES = "512,512,512 1024,1024,1024"
+OP_SHAPES = {
+    COLUMN: ("70B-FC1-MBS1", "70B-QKV-MBS1", "8B-FC1-MBS1", "8B-QKV-MBS1", "405B-QKV-MBS1", "70B-FC1-MBS4"),
+    ROW: ("70B-Down-MBS1", "70B-OProj-MBS1", "8B-Down-MBS1", "8B-OProj-MBS1", "405B-OProj-MBS1"),
+}
 QUANTIZE_SHAPES = {"cpu": "2048,4096", "cuda": "8192,8192 16384,8192 8192,28672"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
-        choices=("gemm", "ag_gemm", "quantize", "policies"),
-        help="gemm: the tile alone, driven by the schedule on one rank; ag_gemm: on all ranks, beside NCCL + cuBLAS; "
-        "quantize: to MXFP8, beside a copy of as many bytes; policies: an operator under every policy and queue order",
+        choices=("gemm", *CHECKED, "all", "quantize", "policies"),
+        help="gemm: the tile alone, driven by the schedule on one rank; an operator, or all of them: on all ranks, "
+        "beside NCCL + cuBLAS and asynchronous TP; quantize: to MXFP8, beside a copy of as many bytes; policies: an "
+        "operator under every policy and queue order",
     )
     bench_policies.add_arguments(parser)
-    parser.add_argument("--ranks", type=int, default=2, help="of ag_gemm and policies (default: 2)")
-    parser.add_argument("--movers", help="ag_gemm: crews to try, like 4,8,12 (default: the planned one)")
+    parser.add_argument("--ranks", type=int, default=2, help="of operators and policies (default: 2)")
+    parser.add_argument(
+        "--variants", help="operators: what to measure besides the planned call, like 'movers=8 gemm_rs:transport=pull'"
+    )
+    parser.add_argument("--repeats", type=int, default=100, help="operators: calls whose bits must agree (100)")
+    parser.add_argument("--png", type=Path, help="operators and policies: draw what was measured")
+    parser.add_argument("--redraw", type=Path, metavar="CSV", help="operators: measure nothing, show what is there")
     parser.add_argument("--device", choices=("cpu", "cuda", "emulated"), default="cpu", help="emulated: policies alone")
     parser.add_argument(
         "--shapes",
-        help=f"M,N,K separated by spaces, or llama3 (default: {CPU_SHAPES!r} on the CPU, llama3 on a GPU); "
-        f"quantize: rows,columns (default: {QUANTIZE_SHAPES['cpu']!r}, {QUANTIZE_SHAPES['cuda']!r})",
+        help=f"M,N,K separated by spaces, or llama3, or names of its layers (default: {CPU_SHAPES!r} on the CPU, "
+        f"llama3 on a GPU); quantize: rows,columns (default: {QUANTIZE_SHAPES['cpu']!r}, {QUANTIZE_SHAPES['cuda']!r})",
     )
     parser.add_argument("--rounds", type=int, default=9, help="timed samples of each candidate (default: 9)")
     parser.add_argument("--all-widths", action="store_true", help="cuda: time every tile width, not the planned alone")
@@ -44,10 +57,10 @@ def run(args: argparse.Namespace) -> int:
         return bench_policies.run(args, _shapes(args) if args.shapes or args.device == "cuda" else None)
     if args.device == "emulated":
         raise ValueError(f"bench {args.what}: the emulator's time says nothing of a GPU; take --device cpu or cuda")
-    if args.what == "ag_gemm":
-        return _ag_gemm(args)
     if args.what == "quantize":
         return _quantize(args)
+    if args.what != "gemm":
+        return _ops(args)
     return _cuda(args) if args.device == "cuda" else _cpu(args)
 
 
@@ -90,14 +103,14 @@ def _quantize(args: argparse.Namespace) -> int:
     return 0
 
 
-def _shapes(args: argparse.Namespace) -> list[cuda_gemm.Shape]:
+def _shapes(args: argparse.Namespace) -> list[Shape]:
     """M,N,K, or names of Llama 3's layers; all of those when nothing is said."""
     llama3 = {shape.name: shape for shape in cuda_gemm.llama3_shapes()}
     if args.shapes in (None, "llama3"):
         return list(llama3.values())
     named = [llama3[word] for word in args.shapes.split() if word in llama3]
     rest = " ".join(word for word in args.shapes.split() if word not in llama3)
-    return named + [cuda_gemm.Shape(f"{m}x{n}x{k}", m, n, k) for m, n, k in _parsed(rest)]
+    return named + [Shape(f"{m}x{n}x{k}", m, n, k) for m, n, k in _parsed(rest)]
 
 
 def _cuda(args: argparse.Namespace) -> int:
@@ -113,39 +126,86 @@ def _cuda(args: argparse.Namespace) -> int:
     return 0
 
 
-def _ag_gemm(args: argparse.Namespace) -> int:
-    if args.device != "cuda":
-        raise ValueError("bench ag_gemm: needs --device cuda: on the CPU there is nothing to compare with")
-    shapes = _shapes(args)
-    crews = [int(crew) for crew in args.movers.split(",")] if args.movers else [None]
-    arena = max(2 * s.m * s.k for s in shapes) // args.ranks + (4 << 20)
-    results = launch(
-        cuda_ag_gemm.run, shapes, crews, cuda_ag_gemm.free_port(), args.rounds, ranks=args.ranks, device="cuda",
-        mode="processes", arena_bytes=arena,
-    )  # fmt: skip
-    rows = results[0]
+def _ops(args: argparse.Namespace) -> int:
+    """Operators on GPUs, beside their peers."""
+    if args.redraw:
+        rows = cuda_ops.read_csv(args.redraw)
+    elif args.device != "cuda":
+        raise ValueError(f"bench {args.what}: needs --device cuda: on the CPU there is nothing to compare with")
+    else:
+        rows = _measured(args)
     if args.csv:
-        cuda_ag_gemm.write_csv(rows, args.csv)
-    print(ag_gemm_table(rows))
+        cuda_ops.write_csv(rows, args.csv)
+    if args.png:
+        plot.draw(rows, args.png)
+    print(ops_table(rows))
     return 0
 
 
-def ag_gemm_table(rows: Sequence[cuda_ag_gemm.AgGemmRow]) -> str:
-    """A line a shape and mode: milliseconds, and the geometric means."""
-    c = cuda_ag_gemm
-    peers = [c.SERIAL, c.ASYNC_TP, c.GATHER, c.GEMM]
-    header = ["shape", "M", "N", "K", "mode", "fused ms", "crew", *peers, "over serial", "bound / fused"]
-    lines, text = [], []
+def _measured(args: argparse.Namespace) -> list[cuda_ops.OpRow]:
+    ops = list(CHECKED) if args.what == "all" else [args.what]
+    todo = [(op, shape) for op in ops for shape in _op_shapes(op, args.shapes)]
+    variants = {op: _variants(args.variants, op) for op in ops}
+    moved = max(rows * width * 2 for rows, width in (rows_moved(op, shape) for op, shape in todo))
+    arena = 4 * moved + (64 << 20)  # both buffers of staging, the inbox, and what peers read
+    results = launch(
+        cuda_ops.run, todo, variants, cuda_ops.free_port(), args.rounds, args.repeats,
+        ranks=args.ranks, device="cuda", mode="processes", arena_bytes=arena,
+    )  # fmt: skip
+    return list(results[0])
+
+
+def _op_shapes(op: str, given: str | None) -> list[Shape]:
+    """Names of layers, of which an operator takes those that it belongs to, or M,N,K; all that are measured if none."""
+    words = (given or " ".join(OP_SHAPES[LAYERS[op]])).split()
+    named = [shape(op, word) for word in words if "-" in word and word.split("-")[1] in LAYERS[op]]
+    return named + [Shape(f"{m}x{n}x{k}", m, n, k) for m, n, k in _parsed(" ".join(w for w in words if "-" not in w))]
+
+
+def _variants(given: str | None, op: str) -> dict[str, dict[str, Any]]:
+    """Variants like "movers=8,policy=fixed", by those words; "gemm_rs:transport=pull" is of one operator alone."""
+    found: dict[str, dict[str, Any]] = {}
+    for word in (given or "").split():
+        only, colon, text = word.rpartition(":")
+        if colon and only != op:
+            continue
+        pairs = (pair.split("=", 1) for pair in text.split(","))
+        found[text] = {key: int(value) if value.isdigit() else value for key, value in pairs}
+    return found
+
+
+def ops_table(rows: Sequence[cuda_ops.OpRow]) -> str:
+    """A line for each operator, shape, mode and variant of ours; then geometric means."""
+    c = cuda_ops
+    peers = [c.SERIAL, c.TWO_STREAMS, c.ASYNC_TP, c.COMM, c.GEMM]
+    header = ["operator", "shape", "M", "N", "K", "ranks", "mode", "ours", "ms", *peers, "over serial", "of the bound"]
+    lines = []
     for mode in c.MODES:
         for row in rows:
-            s, (crew, ours) = row.shape, row.best(mode)
-            bound = max(row.ms[c.GATHER, mode], row.ms[c.GEMM, mode])
-            times = [f"{row.ms[name, mode]:.4f}" for name in peers]
-            ratios = [f"{row.ms[c.SERIAL, mode] / ours:.2f}", f"{bound / ours:.2f}"]
-            lines.append([s.name, str(s.m), str(s.n), str(s.k), mode, f"{ours:.4f}", crew, *times, *ratios])
-        means = ", ".join(f"{name} {value:.3f}" for name, value in c.geometric_means(rows, mode).items())
-        text.append(f"{mode}: geometric means: {means}")
-    return "\n".join([table(header, lines), "", *text])
+            s = row.shape
+            fixed = [row.op, s.name, *map(str, (s.m, s.n, s.k, row.ranks)), mode]
+            times = [f"{row.ms[peer, mode]:.4f}" if (peer, mode) in row.ms else "-" for peer in peers]
+            for variant in row.variants:
+                ratios = [f"{row.over(c.SERIAL, mode, variant):.2f}", f"{row.of_bound(mode, variant):.2f}"]
+                lines.append([*fixed, variant, f"{row.ms[variant, mode]:.4f}", *times, *ratios])
+    text = [table(header, lines), ""]
+    for op in dict.fromkeys(row.op for row in rows):
+        of_op = [row for row in rows if row.op == op]
+        for mode in c.MODES:
+            for variant in of_op[0].variants:
+                text.append(f"{op} {mode} {variant}: {_means(of_op, mode, variant)}")
+    return "\n".join(text)
+
+
+def _means(rows: Sequence[cuda_ops.OpRow], mode: str, variant: str) -> str:
+    c, mean = cuda_ops, cuda_gemm.geometric_mean
+    words = []
+    for peer in (c.SERIAL, c.TWO_STREAMS, c.ASYNC_TP):
+        ratios = [row.over(peer, mode, variant) for row in rows]
+        if None not in ratios:
+            words.append(f"over {peer} {mean(r for r in ratios if r):.3f} (least {min(r for r in ratios if r):.2f})")
+    bounds = [row.of_bound(mode, variant) for row in rows]
+    return ", ".join([*words, f"of max(link, cuBLAS) {mean(bounds):.3f} (least {min(bounds):.2f})"])
 
 
 def _cuda_rank(comm, shapes, options):  # type: ignore[no-untyped-def]

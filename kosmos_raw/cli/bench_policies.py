@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from ..bench import policies
-from ..bench.cuda_gemm import Shape
+from ..bench.llama3 import Shape
 from ..checks.operators import Case
 from ..checks.validate import arena_bytes
 from ..plan.shapes import split_rows
@@ -21,7 +20,6 @@ SHAPE = Shape("2048x512x512", 2048, 512, 512)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("op", nargs="?", choices=OPS, default="ag_gemm", help="policies: of which operator")
     parser.add_argument("--workgroups", type=int, help="policies: WGs of each rank (default: the device's own number)")
-    parser.add_argument("--png", type=Path, help="policies: draw what was measured")
 
 
 def run(args: argparse.Namespace, shapes: Sequence[Shape] | None) -> int:

@@ -11,6 +11,7 @@ from ..build.params import MAX_RANKS, ORDERS, POLICIES
 from ..checks.operators import CHECKED, Case
 from ..device import NAMES, default_device
 from ..emulator.node.options import VARIABLE as EMULATOR
+from ..plan.gemm_rs import TRANSPORTS
 from ..plan.moe.forward import POLICIES as MOE_POLICIES
 from ..plan.shapes import split_rows
 from ..ranks.mpi import started_by_mpi, world_rank, world_size
@@ -42,6 +43,7 @@ def add_shape_arguments(parser: argparse.ArgumentParser, m: int, n: int, k: int)
         help="how WGs divide moving and building (default: one_way; two_way of moe_forward)",
     )
     parser.add_argument("--order", choices=ORDERS, default="as_consumed", help="of the tiles (default: as_consumed)")
+    parser.add_argument("--transport", choices=TRANSPORTS, help="of gemm_rs (default: planned)")
     parser.add_argument("--movers", type=int, help="WGs that begin as movers (default: planned)")
     parser.add_argument("--seed", type=int, default=0)
 
@@ -68,6 +70,7 @@ def case_of(args: argparse.Namespace) -> Case:
         k=args.k,
         policy=args.policy or "one_way",
         order=args.order,
+        transport=args.transport,
         movers=args.movers,
         seed=args.seed,
     )

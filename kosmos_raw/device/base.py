@@ -44,6 +44,16 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class Link:
+    """What one GPU's links to all its peers carry together, in GB/s, and what plans set against it. Measured."""
+
+    pull: float  # all GPUs reading at a time
+    push: float  # all GPUs writing
+    mover: float  # one WG that copies from a peer while the others build
+    tflops: float  # of one WG that builds, while all do
+
+
+@dataclass(frozen=True)
 class Matrix:
     """A bf16 matrix that output tiles read. Targets that load by descriptor must know where it ends: past its end they
     read zeros, 64 k at a time. So the K of a tile ends where its matrix does, or is a multiple of 64. Addresses and
@@ -53,7 +63,7 @@ class Matrix:
     lines: int
     elements: int  # of a line
     ld: int  # elements from line to line
-    tile_lines: int = 0  # lines that are rows or columns of a tile: how many of them a tile has. 0: lines are k
+    box_lines: int = 0  # lines that are rows or columns of a tile: its rows, or half its columns. 0: lines are k
 
 
 class Kernel(ABC):
@@ -80,6 +90,7 @@ class Device(ABC):
     tick_hz: int  # rate of target::ticks()
     trace_rows: int = 1  # rows of trace events a WG writes
     dies: int = 1  # parts with an L2 of their own
+    link: Link | None = None  # None: not measured; crews then follow the paper's table
     default_arena_bytes: int = 4 << 30  # symmetric memory of a rank when the caller does not say
     queues_launches: bool = True  # False: a launch has ended when `Kernel.launch` returns
     most_delay_us: int = 0  # for tests: how late a WG may come, by chance, to a claim or a publication. CPU only

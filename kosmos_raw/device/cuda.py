@@ -13,7 +13,7 @@ import numpy as np
 
 from ..build import inline, report, sm90
 from ..errors import KosmosError, NotAvailable
-from .base import Matrix, Tile
+from .base import Link, Matrix, Tile
 from .cupy_common import SHARE, CupyDevice
 from .cupy_errors import GpuError, import_cupy
 from .cupy_kernel import Code, CupyKernel
@@ -91,7 +91,7 @@ def _tensor_map(matrix: Matrix) -> np.ndarray:
         ctypes.c_void_p(matrix.address),
         (u64 * 2)(matrix.elements, matrix.lines),
         (u64 * 1)(matrix.ld * 2),
-        (u32 * 2)(PANEL, matrix.tile_lines or PANEL),
+        (u32 * 2)(PANEL, matrix.box_lines or PANEL),
         (u32 * 2)(1, 1),
         0,
         SWIZZLE_128B,
@@ -111,6 +111,7 @@ class CudaDevice(CupyDevice):
     extra = "cuda"
     dlpack_types = (2,)
     tick_hz = 1_000_000_000  # %globaltimer
+    link = Link(pull=332, push=358, mover=22, tflops=5.6)  # H200, NVLink of 18 links
     masks = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
     queues_variable = "CUDA_DEVICE_MAX_CONNECTIONS"
     queues_default = 8

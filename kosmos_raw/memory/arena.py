@@ -9,6 +9,7 @@ from .allocator import Allocator
 
 # Of a rank: Signals, then words of operators that need more. Fixed, for peers open it once.
 SIGNAL_BYTES = 4 << 20
+TILE_SIGNALS = 1 << 17  # words behind them: of tiles that peers store into its memory
 
 
 class Arena:
@@ -24,7 +25,7 @@ class Arena:
         self.rank, self.ranks = rendezvous.rank, rendezvous.ranks
         self._rendezvous = rendezvous
         self._own = [
-            device.allocate(SIGNAL_BYTES, signals=True, shared=True),
+            device.allocate(SIGNAL_BYTES + TILE_SIGNALS * 4, signals=True, shared=True),
             device.allocate(nbytes, shared=True),
         ]
         handles = rendezvous.allgather([device.export(memory) for memory in self._own])
@@ -40,6 +41,11 @@ class Arena:
     def signals(self, rank: int) -> int:
         """Address of the signals of `rank`."""
         return self._regions[rank][0].address
+
+    def tile_signals(self, rank: int) -> int:
+        """Address of the signals of tiles that peers store into the memory of `rank`: TILE_SIGNALS words, each
+        written by one rank alone."""
+        return self.signals(rank) + SIGNAL_BYTES
 
     def address(self, rank: int, offset: int = 0) -> int:
         """Address of byte `offset` of the data of `rank`."""
@@ -107,7 +113,7 @@ class Arena:
             )
 
     def zero_signals(self) -> None:
-        self.device.zero(self._own[0].address, SIGNAL_BYTES)
+        self.device.zero(self._own[0].address, self._own[0].nbytes)
 
     def close(self) -> None:
         """Undoes the opening, waits until all ranks have, and frees. Collective."""

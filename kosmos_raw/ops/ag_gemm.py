@@ -16,6 +16,7 @@ from .arguments import (
     factors,
     fill_addresses,
     fill_geometry,
+    fill_pulls,
     grid_of,
     hand_over,
     local_operand,
@@ -74,7 +75,7 @@ def _launch(comm: Communicator, plan: AgGemmPlan, a: Any, b: Any, out: Any, orde
     width, address = plan.padded_k, local_operand(comm, f"{OP}.b", b, plan.padded_k)
     rows = comm.local(f"{OP}.gathered", plan.gathered_bytes)
     params, call, shards = gather_params(comm, plan, a, address, rows, out, order)
-    operands = [*shards, Matrix(address, plan.n, width, width, plan.tile.n)]
+    operands = [*shards, Matrix(address, plan.n, width, width, plan.tile.n // 2)]
     comm.launch(OP, params, call, plan.counter_words, operands)
     hand_over(comm, int(params["c"][0]), out, plan.padded_n)
 
@@ -93,7 +94,8 @@ def gather_params(
     params["gathered"], params["b"] = rows, b
     params["c"] = result_address(comm, f"{plan.op}.c", out, plan.padded_n)
     params["N"], params["K"], params["ldc"], params["order"] = plan.n, width, plan.padded_n, order
-    params["queues"] = plan.queues
+    params["queues"], params["together"], params["halved"] = plan.queues, plan.together, plan.halved
+    fill_pulls(params["pulls"], plan.pulls)
     shards = [Matrix(comm.arena.address(comm.rank, offset), plan.rows[comm.rank], width, width, plan.tile.m)]
     if comm.ranks > 1:
         shards.append(Matrix(rows, plan.m, width, width, plan.tile.m))

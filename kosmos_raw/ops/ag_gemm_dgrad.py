@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..device.base import Matrix
-from ..plan.ag_gemm import AgGemmDgradPlan, plan_ag_gemm_dgrad
+from ..plan.ag_gemm import AgGemmPlan, plan_ag_gemm_dgrad
 from ..plan.shapes import order_number
 from ..ranks.communicator import Communicator
 from .ag_gemm import gather_params
@@ -66,9 +66,7 @@ def ag_gemm_dgrad(
     return out
 
 
-def _launch(
-    comm: Communicator, plan: AgGemmDgradPlan, a: Any, b: Any, out: Any, gathered: Any | None, order: int
-) -> None:
+def _launch(comm: Communicator, plan: AgGemmPlan, a: Any, b: Any, out: Any, gathered: Any | None, order: int) -> None:
     width, address = plan.padded_k, local_operand(comm, f"{OP}.b", b, plan.padded_n, rows=plan.padded_k)
     kept = comm.local(f"{OP}.gathered", plan.gathered_bytes) if gathered is None else None
     gathered_at = kept or result_address(comm, f"{OP}.gathered", gathered, width)

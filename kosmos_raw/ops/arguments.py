@@ -11,6 +11,7 @@ import numpy as np
 from ..build.params import POLICIES
 from ..device.base import Device
 from ..plan.crew import Grid
+from ..plan.link import Pulls
 from ..plan.shapes import VECTOR, Plan
 from ..ranks.communicator import Communicator
 
@@ -116,7 +117,8 @@ def grid_of(comm: Communicator, op: str) -> Grid:
     """What a launch of `op` may use here."""
     kernel = comm.kernel(op)
     device = comm.device
-    return Grid((kernel.tile, *kernel.other_tiles), comm.workgroups, device.default_workgroups, device.dies)
+    tiles = (kernel.tile, *kernel.other_tiles)
+    return Grid(tiles, comm.workgroups, device.default_workgroups, device.dies, device.link)
 
 
 # -- where a kernel finds an operand, and leaves its result
@@ -193,6 +195,16 @@ def keep_own_rows(comm: Communicator, plan: Plan, own: Any, gathered: Any) -> No
     gathered.view(np.uint16)[first : first + plan.rows[comm.rank]] = own.view(np.uint16)
 
 
+def fill_pulls(pulls: np.ndarray, cut: Pulls) -> None:
+    """The struct Pulls of a params struct."""
+    pulls["slices"], pulls["slabs"], pulls["slab_words"], pulls["band"] = (
+        cut.slices,
+        cut.slabs,
+        cut.slab_words,
+        cut.band,
+    )
+
+
 def fill_geometry(params: np.ndarray, plan: Plan) -> None:
     """What params structs of all operators have: rows, tile and crew."""
     chunks = params["m"]
@@ -203,7 +215,8 @@ def fill_geometry(params: np.ndarray, plan: Plan) -> None:
         plan.side_by_side,
     )
     params["tile_n"] = plan.tile.n
-    params["movers"], params["policy"] = plan.crew.movers, POLICIES.index(plan.crew.policy)
+    if "movers" in (params.dtype.names or ()):
+        params["movers"], params["policy"] = plan.crew.movers, POLICIES.index(plan.crew.policy)
 
 
 def fill_addresses(comm: Communicator, addresses: np.ndarray, offset: int) -> None:

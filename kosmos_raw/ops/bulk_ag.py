@@ -16,6 +16,7 @@ from .arguments import (
     factors,
     fill_addresses,
     fill_geometry,
+    fill_pulls,
     grid_of,
     hand_over,
     keep_own_rows,
@@ -78,7 +79,8 @@ def _launch(comm: Communicator, plan: BulkAgPlan, x: Any, a: Any, b: Any, out: A
     params["b"] = local_operand(comm, f"{OP}.b", b, plan.padded_n, rows=plan.padded_k)
     params["c"] = c = result_address(comm, f"{OP}.c", out, plan.padded_n)
     params["width"], params["M"], params["N"], params["K"] = plan.padded_width, plan.gemm_m, plan.n, plan.padded_k
-    params["ldc"] = plan.padded_n
+    params["ldc"], params["halved"] = plan.padded_n, plan.halved
+    fill_pulls(params["pulls"], plan.pulls)
     operands = [
         Matrix(int(params["a"][0]), plan.gemm_m, plan.padded_k, plan.padded_k, plan.tile.m),
         Matrix(int(params["b"][0]), plan.padded_k, plan.padded_n, plan.padded_n),

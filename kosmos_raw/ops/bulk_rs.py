@@ -127,7 +127,7 @@ def _launch(comm: Communicator, plan: BulkRsPlan, x: Any, a: Any, b: Any, out: A
     params["split"]["sums"] = comm.local(f"{OP}.sums", plan.sums_bytes)
     params["width"], params["M"], params["N"], params["K"] = plan.padded_width, plan.gemm_m, plan.n, plan.k
     params["lda"], params["ldc"] = plan.padded_m, plan.padded_n
-    params["max_movers"], params["slices"] = plan.crew.max_movers, plan.slices
+    params["max_movers"], params["slices"], params["halved"] = plan.crew.max_movers, plan.slices, plan.halved
     into = f"{'add' if accumulate else 'set'}_{'f32' if c.dtype == np.float32 else 'bf16'}"
     params["into"] = INTO.index(into)
     operands = [

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from ..build.params import GEMM_RS
+from ..build.params import GEMM_RS, GEMM_RS_PUSH
 from ..device.base import Matrix
-from ..plan.gemm_rs import GemmRsPlan, plan_gemm_rs
-from ..plan.shapes import order_number, split_rows
+from ..plan.gemm_rs import TRANSPORTS, GemmRsPlan, GemmRsPushPlan, plan_gemm_rs, plan_gemm_rs_push
+from ..plan.shapes import Plan, order_number, split_rows
 from ..ranks.communicator import Communicator
 from .arguments import dealt_rows, factors, fill_geometry, grid_of, hand_over, local_operand, result, result_address
 
-OP = "gemm_rs"
+OP, PUSH = "gemm_rs", "gemm_rs_push"
+PUSH_ORDERS = ("as_consumed", "rank_order")
 
 
 def gemm_rs(
@@ -26,6 +27,7 @@ def gemm_rs(
     out: Any | None = None,
     policy: str = "one_way",
     order: str = "as_consumed",
+    transport: str | None = None,
     movers: int | None = None,
     max_movers: int | None = None,
 ) -> Any:
@@ -45,22 +47,49 @@ def gemm_rs(
         order: of the tiles: "as_consumed" (the first band of every rank's rows first), or for comparison "chunk_major"
             (each rank's rows completely before the next's) or "rank_order" (rows from the first to the last).
             Bits depend on none of these.
-        movers: WGs that begin as movers; None asks plan.gemm_rs.
-        max_movers: movers at which the links are saturated; None asks plan.gemm_rs.
+        transport: "pull" (the paper's: partial results stay where they are made, and movers of the rows' owner add
+            them) or "push" (who builds a tile sends it to its owner, who adds it when it builds its own; nobody moves,
+            and policies do not matter). None takes push where links were measured, if the tiles are not too many and no
+            crew is asked for. Bits depend on neither.
+        movers, max_movers: of pull: WGs that begin as movers, and at how many links are saturated; None asks
+            plan.gemm_rs.
     Returns: C, bf16 [rows[rank], N], of a's dtype. Queued on the device's stream; the CPU device has finished it.
     Raises:
         TypeError, ValueError: a wrong argument, before anything is launched; the communicator stays usable.
-        ArenaFull: the arena has no room for the partial results of this shape, 4 * M * N bytes that it keeps.
+        ArenaFull: the arena has no room for the partial results of this shape, which it keeps: 4 * M * N bytes, about
+            2 * M * N by push.
         WaitError: a rank did not come, or came with another call (see Communicator.launch).
     """
     order_idx = order_number(OP, order)
     a, b = factors(comm, OP, a, b, 1, 1)
     every = tuple(split_rows(a.shape[0], comm.ranks)) if rows is None else dealt_rows(comm, OP, "a", a.shape[0], rows)
-    n, k, grid = b.shape[0], a.shape[1], grid_of(comm, OP)
-    plan = plan_gemm_rs(every, n, k, grid, policy=policy, movers=movers, max_movers=max_movers)
-    out = result(comm, OP, out, (every[comm.rank], plan.n), a.dtype, {"a": a, "b": b})
+    n, k = b.shape[0], a.shape[1]
+    out = result(comm, OP, out, (every[comm.rank], n), a.dtype, {"a": a, "b": b})
+    if movers is None and max_movers is None and order in PUSH_ORDERS and transport != "pull":
+        push = plan_gemm_rs_push(every, n, k, grid_of(comm, PUSH), policy=policy, order=order)
+        if _pushes(comm, transport, push):
+            _launch_push(comm, push, a, b, out, order_idx)
+            return out
+    elif transport == "push":
+        raise ValueError(
+            f"{OP}: transport is 'push', where nobody moves: leave movers and max_movers away; of orders it has "
+            f"{' and '.join(PUSH_ORDERS)}"
+        )
+    plan = plan_gemm_rs(every, n, k, grid_of(comm, OP), policy=policy, movers=movers, max_movers=max_movers)
     _launch(comm, plan, a, b, out, order_idx)
     return out
+
+
+def _pushes(comm: Communicator, transport: str | None, push: GemmRsPushPlan) -> bool:
+    if transport not in (None, *TRANSPORTS):
+        raise ValueError(f"{OP}: transport is {transport!r}, want one of {', '.join(TRANSPORTS)}, or None")
+    fits = push.chunk_tiles <= comm.tile_signals
+    if transport == "push" and not fits:
+        raise ValueError(
+            f"{OP}: transport is 'push', but a chunk of {max(push.rows)} x {push.n} has {push.chunk_tiles} tiles of "
+            f"{push.tile.m} x {push.tile.n}, and there are signals for {comm.tile_signals}; use transport='pull'"
+        )
+    return transport == "push" or (fits and comm.device.link is not None)
 
 
 def _launch(comm: Communicator, plan: GemmRsPlan, a: Any, b: Any, out: Any, order: int) -> None:
@@ -76,10 +105,28 @@ def _launch(comm: Communicator, plan: GemmRsPlan, a: Any, b: Any, out: Any, orde
         plan.band_tile_rows,
         plan.slices,
     )
-    width, tile = plan.padded_k, plan.tile
-    operands = [
-        Matrix(int(params["a"][0]), plan.m, width, width, tile.m),
-        Matrix(int(params["b"][0]), plan.padded_n, width, width, tile.n),
-    ]
-    comm.launch(OP, params, (plan.rows, plan.n, turn), plan.counter_words, operands)
+    call = (plan.transport, plan.rows, plan.n, turn)
+    comm.launch(OP, params, call, plan.counter_words, _operands(plan, params))
     hand_over(comm, c, out, plan.padded_n)
+
+
+def _launch_push(comm: Communicator, plan: GemmRsPushPlan, a: Any, b: Any, out: Any, order: int) -> None:
+    params = np.zeros(1, GEMM_RS_PUSH)
+    params["a"] = local_operand(comm, f"{OP}.a", a, plan.padded_k)
+    params["b"] = local_operand(comm, f"{OP}.b", b, plan.padded_k, rows=plan.padded_n)
+    params["c"] = c = result_address(comm, f"{OP}.c", out, plan.padded_n)
+    offset = comm.fill_inbox(params["inbox"], plan.inbox_bytes, OP)
+    fill_geometry(params, plan)
+    params["N"], params["K"], params["order"] = plan.padded_n, plan.padded_k, order
+    params["band_tile_rows"], params["halved"] = plan.band_tile_rows, plan.halved
+    call = (plan.transport, plan.rows, plan.n, plan.tile, order, offset)
+    comm.launch(OP, params, call, plan.counter_words, _operands(plan, params), kernel=PUSH)
+    hand_over(comm, c, out, plan.padded_n)
+
+
+def _operands(plan: Plan, params: np.ndarray) -> list[Matrix]:
+    width, tile = plan.padded_k, plan.tile
+    return [
+        Matrix(int(params["a"][0]), plan.m, width, width, tile.m),
+        Matrix(int(params["b"][0]), plan.padded_n, width, width, tile.n // 2),
+    ]

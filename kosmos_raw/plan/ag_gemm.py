@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ..device.base import Tile
 from .crew import KERNELS, Crew, Grid
 from .heuristics import parts_that_fit, xcd_bucketing
-from .shapes import Cut, Plan
+from .link import Moved, Pulls, choose, pulls_of, table_pulls, together
+from .shapes import VECTOR, Cut, Plan, round_up
 
 MAX_QUEUES = 8  # hip_kernels/schedule/ag_gemm.h
 
@@ -17,6 +19,10 @@ class AgGemmPlan(Plan):
     """All of it follows from (rows, N, K, grid, policy); equal on all ranks but for N."""
 
     queues: int  # of tiles: each holds a stretch of their columns
+    pulls: Pulls
+    together: int  # tile rows of a peer whose tiles are taken together
+    halved: int  # tiles, the last of the queue, that are taken in halves
+    cut: Cut
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -25,12 +31,24 @@ class AgGemmPlan(Plan):
 
     @property
     def kernel(self) -> str:
-        return self.op
+        return self.op if self.cut.parts == 1 else f"{self.op}_split"
+
+    @property
+    def tile_entries(self) -> int:
+        """Of the queue: a group of tile rows may reach past a chunk's end."""
+        groups = -(-self.tile_rows_max // self.together)
+        return self.ranks * groups * self.together * self.columns
+
+    @property
+    def queue_entries(self) -> int:
+        pulls = self.tile_rows_max * (self.ranks - 1) * self.pulls.slabs * self.pulls.slices
+        return max(self.tile_entries * (self.cut.parts + 1), pulls) + 1
 
     @property
     def counter_words(self) -> int:
-        """Words of one counter set (hip_kernels/schedule/ag_gemm.h lists them)."""
-        return self.gather_words + MAX_QUEUES
+        """Words of one counter set (hip_kernels/schedule/ag_gemm.h and ag_gemm_dgrad.h list them)."""
+        per_tile = self.ranks * self.tile_rows_max * self.columns if self.cut.parts > 1 else 0
+        return self.gather_words(self.pulls) + MAX_QUEUES + per_tile
 
     @property
     def shard_bytes(self) -> int:
@@ -41,27 +59,6 @@ class AgGemmPlan(Plan):
     def gathered_bytes(self) -> int:
         """Local memory for the peers' rows."""
         return self.m * self.padded_k * 2 if self.ranks > 1 else 0
-
-
-@dataclass(frozen=True)
-class AgGemmDgradPlan(AgGemmPlan):
-    """The same for ag_gemm_dgrad, whose contraction may be cut in parts."""
-
-    cut: Cut
-
-    @property
-    def kernel(self) -> str:
-        return self.op if self.cut.parts == 1 else f"{self.op}_split"
-
-    @property
-    def queue_entries(self) -> int:
-        return super().queue_entries * (self.cut.parts + 1)
-
-    @property
-    def counter_words(self) -> int:
-        """Words of one counter set (hip_kernels/schedule/ag_gemm_dgrad.h lists them)."""
-        per_tile = self.ranks * self.tile_rows_max * self.columns if self.cut.parts > 1 else 0
-        return super().counter_words + per_tile
 
     @property
     def sums_bytes(self) -> int:
@@ -90,12 +87,7 @@ def plan_ag_gemm(
     Raises:
         ValueError: no such launch can run; says why.
     """
-    op, every = "ag_gemm", tuple(int(r) for r in rows)
-    crew = Crew.choose(op, (sum(every), n, k), len(every), grid, policy, movers)
-    tile = grid.tile(every, n, k, crew.movers)
-    if queues is None:
-        queues = queues_for(every, n, -(-n // tile.n), grid)
-    return AgGemmPlan(op, every, n, k, tile, grid.workgroups, crew, queues)
+    return _plan("ag_gemm", rows, n, k, grid, policy, movers, 1, queues)
 
 
 def plan_ag_gemm_dgrad(
@@ -108,17 +100,42 @@ def plan_ag_gemm_dgrad(
     movers: int | None = None,
     split: int | None = None,
     queues: int | None = None,
-) -> AgGemmDgradPlan:
-    """The plan for shards of `rows[q]` x `k` times a weight of `k` x `n`.
+) -> AgGemmPlan:
+    """The plan for shards of `rows[q]` x `k` times a weight of `k` x `n`. `split`: into how many parts the contraction
+    is cut; None chooses.
 
     Raises:
         ValueError: no such launch can run; says why.
     """
-    op, every = "ag_gemm_dgrad", tuple(int(r) for r in rows)
-    crew = Crew.choose(op, (sum(every), n, k), len(every), grid, policy, movers)
+    return _plan("ag_gemm_dgrad", rows, n, k, grid, policy, movers, split, queues)
+
+
+def _plan(
+    op: str,
+    rows: Sequence[int],
+    n: int,
+    k: int,
+    grid: Grid,
+    policy: str,
+    movers: int | None,
+    split: int | None,
+    queues: int | None,
+) -> AgGemmPlan:
+    every = tuple(int(r) for r in rows)
+    ranks, shape, words = len(every), (sum(every), n, k), round_up(k, VECTOR) // VECTOR
+    crew = Crew.choose(op, shape, ranks, grid, policy, movers)
     tile = grid.tile(every, n, k, crew.movers)
-    if split is None:
-        split = parts_that_fit(KERNELS[op], sum(every), n, tile, grid.workgroups)
-    if queues is None:
-        queues = queues_for(every, n, -(-n // tile.n), grid)
-    return AgGemmDgradPlan(op, every, n, k, tile, grid.workgroups, crew, queues, Cut.of(k, split))
+
+    def queues_of(tile: Tile) -> int:
+        return queues_for(every, n, -(-n // tile.n), grid) if queues is None else queues
+
+    cut = Cut.of(k, parts_that_fit(KERNELS[op], sum(every), n, tile, grid.workgroups) if split is None else split)
+    if grid.link is None or ranks == 1 or cut.parts > 1 or not words:
+        pulls = table_pulls(crew.movers, ranks, words)
+        return AgGemmPlan(op, every, n, k, tile, grid.workgroups, crew, queues_of(tile), pulls, 1, 0, cut)
+    moved = Moved(sum(every) * (ranks - 1) // ranks, words, awaited=True)
+    chosen = choose(grid.link, grid.tiles, every, n, k, grid.workgroups, moved, movers)
+    crew, tile = Crew.choose(op, shape, ranks, grid, policy, chosen.movers), chosen.tile
+    pulls = pulls_of(chosen, ranks, words, -(-n // tile.n), grid.workgroups)
+    plan = AgGemmPlan(op, every, n, k, tile, grid.workgroups, crew, queues_of(tile), pulls, 1, chosen.halved, cut)
+    return replace(plan, together=together(chosen, every, plan.side_by_side))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from .crew import KERNELS, Crew, Grid
 from .gemm_rs import LEAST_SLICE
 from .heuristics import parts_that_fit
+from .link import LEAST_PULL, Moved, Pulls, choose, pulls_of, reducing, saturating, table_pulls
 from .shapes import VECTOR, Cut, Plan, round_up
 
 
@@ -17,6 +18,7 @@ class BulkPlan(Plan):
 
     width: int
     gemm_m: int
+    halved: int  # tiles, the last of the queue, that are taken in halves
 
     @property
     def gemm_tiles(self) -> int:
@@ -33,10 +35,12 @@ class BulkPlan(Plan):
 
 @dataclass(frozen=True)
 class BulkAgPlan(BulkPlan):
+    pulls: Pulls
+
     @property
     def counter_words(self) -> int:
         """Words of one counter set (hip_kernels/schedule/gather.h lists them)."""
-        return self.gather_words
+        return self.gather_words(self.pulls)
 
     @property
     def shard_bytes(self) -> int:
@@ -87,9 +91,16 @@ def plan_bulk_ag(
         ValueError: no such launch can run; says why.
     """
     op, every, (m, n, k) = "bulk_ag", tuple(int(r) for r in rows), shape
-    crew = Crew.choose(op, shape, len(every), grid, policy, movers)
-    tile = grid.tile((m,), n, k, crew.movers)
-    return BulkAgPlan(op, every, n, k, tile, grid.workgroups, crew, width, m)
+    ranks, words = len(every), round_up(width, VECTOR) // VECTOR
+    crew = Crew.choose(op, shape, ranks, grid, policy, movers)
+    if grid.link is None or ranks == 1 or not words:
+        tile, pulls = grid.tile((m,), n, k, crew.movers), table_pulls(crew.movers, ranks, words)
+        return BulkAgPlan(op, every, n, k, tile, grid.workgroups, crew, width, m, 0, pulls)
+    moved = Moved(sum(every) * (ranks - 1) // ranks, words, awaited=False)
+    chosen = choose(grid.link, grid.tiles, (m,), n, k, grid.workgroups, moved, movers)
+    crew, tile = Crew.choose(op, shape, ranks, grid, policy, chosen.movers), chosen.tile
+    pulls = pulls_of(chosen, ranks, words, -(-n // tile.n), grid.workgroups)
+    return BulkAgPlan(op, every, n, k, tile, grid.workgroups, crew, width, m, chosen.halved, pulls)
 
 
 def plan_bulk_rs(
@@ -109,9 +120,17 @@ def plan_bulk_rs(
         ValueError: no such launch can run; says why.
     """
     op, every, (m, n, k) = "bulk_rs", tuple(int(r) for r in rows), shape
-    crew = Crew.choose(op, shape, len(every), grid, policy, movers, max_movers)
+    ranks, words = len(every), round_up(width, VECTOR) // VECTOR
+    crew, halved, least = Crew.choose(op, shape, ranks, grid, policy, movers, max_movers), 0, LEAST_SLICE
     tile = grid.tile((m,), n, k, crew.movers)
     if split is None:
         split = parts_that_fit(KERNELS[op], m, n, tile, grid.workgroups)
-    slices = max(1, min(4 * crew.max_movers, max(every) * width * 2 // LEAST_SLICE))
-    return BulkRsPlan(op, every, n, k, tile, grid.workgroups, crew, width, m, slices, Cut.of(k, split))
+    if grid.link and ranks > 1 and words:
+        link, least = reducing(grid.link, ranks), LEAST_PULL
+        moved = Moved(max(every) * (ranks - 1), words, awaited=False)
+        chosen = choose(link, grid.tiles, (m,), n, k, grid.workgroups, moved, movers, halves=split == 1)
+        most = max(chosen.movers, saturating(link, grid.workgroups)) if max_movers is None else max_movers
+        crew, tile = Crew.choose(op, shape, ranks, grid, policy, chosen.movers, most), chosen.tile
+        halved = chosen.halved if split == 1 else 0
+    slices = max(1, min(4 * crew.max_movers, max(every) * width * 2 // least))
+    return BulkRsPlan(op, every, n, k, tile, grid.workgroups, crew, width, m, halved, slices, Cut.of(k, split))

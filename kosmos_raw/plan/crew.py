@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..build.params import POLICIES
-from ..device.base import Tile
+from ..device.base import Link, Tile
 from .heuristics import crew, movers_per_peer
 from .tiles import best_tile
 
@@ -31,6 +31,7 @@ class Grid:
     workgroups: int
     uncapped: int = 0  # WGs that the device would have for it without a cap; fewer than `workgroups` counts as no cap
     dies: int = 1  # parts of the device with an L2 of their own
+    link: Link | None = None  # to the peers, where it was measured: plan.link then chooses crews
 
     def tile(self, rows: Sequence[int], n: int, k: int, movers: int) -> Tile:
         """The tile that suits a product of sum(rows) x n, contracted over k; see plan.tiles."""

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from .crew import Crew, Grid
+from .link import LEAST_PULL, Moved, choose, reducing, saturating, unit_us
 from .shapes import VECTOR, Plan
+from .tiles import end_of_tiles, tile_count, tile_time
 
+TRANSPORTS = ("pull", "push")
+ANY_K = 1024  # with which the tile is chosen that all ranks must agree on, whatever their K
 LEAST_SLICE = 4096  # bytes that one REDUCE should have of each rank, or claiming costs more than moving
 
 
 @dataclass(frozen=True)
 class GemmRsPlan(Plan):
-    """All of it follows from (rows, N, K, grid, policy); equal on all ranks but for K."""
+    """By pull. All of it follows from (rows, N, K, grid, policy); equal on all ranks but for K."""
+
+    transport: ClassVar[str] = "pull"
 
     band_tile_rows: int
     slices: int  # of a band, one REDUCE each
@@ -39,6 +46,41 @@ class GemmRsPlan(Plan):
         return self.m * self.padded_n * 2
 
 
+@dataclass(frozen=True)
+class GemmRsPushPlan(Plan):
+    """By push: nobody moves. Equal on all ranks but for K and the height of bands; the tile too."""
+
+    transport: ClassVar[str] = "push"
+
+    band_tile_rows: int
+    halved: int  # own tiles, the last of the queue, that are taken in halves
+
+    @property
+    def padded_k(self) -> int:
+        """At least one step of the contraction: its tiles always come from a product."""
+        return max(VECTOR, super().padded_k)
+
+    @property
+    def queue_entries(self) -> int:
+        bands = -(-self.tile_rows_max // self.band_tile_rows)
+        return bands * self.band_tile_rows * self.ranks * self.columns + self.halved + 1
+
+    @property
+    def counter_words(self) -> int:
+        """Words of one counter set (hip_kernels/schedule/gemm_rs_push.h lists them)."""
+        return 1
+
+    @property
+    def chunk_tiles(self) -> int:
+        """Of the longest chunk: signals that a rank gets from each peer."""
+        return self.tile_rows_max * self.columns
+
+    @property
+    def inbox_bytes(self) -> int:
+        """Symmetric memory for what peers send a rank."""
+        return (self.ranks - 1) * self.chunk_tiles * self.tile.m * self.tile.n * 2
+
+
 def plan_gemm_rs(
     rows: Sequence[int],
     n: int,
@@ -55,11 +97,43 @@ def plan_gemm_rs(
         ValueError: no such launch can run; says why.
     """
     op, every = "gemm_rs", tuple(int(r) for r in rows)
-    crew = Crew.choose(op, (sum(every), n, k), len(every), grid, policy, movers, max_movers)
+    shape, ranks, least = (sum(every), n, k), len(every), LEAST_SLICE
+    crew = Crew.choose(op, shape, ranks, grid, policy, movers, max_movers)
     tile = grid.tile(every, n, k, crew.movers)
+    if grid.link and ranks > 1:
+        link, least = reducing(grid.link, ranks), LEAST_PULL
+        moved = Moved(max(every) * (ranks - 1), n // VECTOR, awaited=False)
+        chosen = choose(link, grid.tiles, every, n, k, grid.workgroups, moved, movers, halves=False)
+        most = max(chosen.movers, saturating(link, grid.workgroups)) if max_movers is None else max_movers
+        crew, tile = Crew.choose(op, shape, ranks, grid, policy, chosen.movers, most), chosen.tile
     # A band of all chunks is about one step of all builders, so that reducing can begin after it.
     columns = max(1, -(-n // tile.n))
-    band_tile_rows = max(1, (grid.workgroups - crew.movers) // (len(every) * columns))
+    band_tile_rows = max(1, (grid.workgroups - crew.movers) // (ranks * columns))
     band_bytes = min(band_tile_rows * tile.m, max(1, max(every, default=1))) * max(n, VECTOR) * 2
-    slices = max(1, min(crew.max_movers, band_bytes // LEAST_SLICE))
+    slices = max(1, min(crew.max_movers, band_bytes // least))
     return GemmRsPlan(op, every, n, k, tile, grid.workgroups, crew, band_tile_rows, slices)
+
+
+def plan_gemm_rs_push(
+    rows: Sequence[int], n: int, k: int, grid: Grid, *, policy: str = "one_way", order: str = "as_consumed"
+) -> GemmRsPushPlan:
+    """The same by push. Tiles of peers' rows and of the own alternate by bands. Where links take long, bands are low:
+    at any time some WGs then have tiles to send and others tiles to add. Else they are as high as makes a wave of tiles
+    square."""
+    op, every, wgs = "gemm_rs", tuple(int(r) for r in rows), grid.workgroups
+    ranks = len(every)
+    crew = Crew.choose(op, (sum(every), n, k), ranks, grid, policy, 1 if ranks > 1 else None)
+    tile = grid.tile(every, n, ANY_K, 0)
+    columns = max(1, -(-n // tile.n))
+    plan = GemmRsPushPlan(op, every, n, k, tile, wgs, crew, max(1, wgs // (ranks * columns)), 0)
+    if grid.link is None or ranks == 1:
+        return plan
+    unit, count = unit_us(tile, grid.link), tile_count(tile, every, n)
+    end_us, whole = end_of_tiles(count, tile_time(tile.n, k) * unit, tile_time(tile.n // 2, k) * unit, wgs, 0, 0)
+    sent_us = sum(every) * (ranks - 1) / ranks * n * 2 / (grid.link.push * 1e3)
+    low = sent_us > 0.5 * end_us
+    band = 2 if low else min(plan.side_by_side, max(2, plan.tile_rows_max // 4))
+    # Behind the last tile for a peer are two bands of own tiles; where a chunk is one band, one.
+    tail = min(2, -(-plan.tile_rows_max // band)) * band * columns
+    halved = min(count - whole, tail) if order == "as_consumed" and tile.n // 2 % 64 == 0 else 0
+    return replace(plan, band_tile_rows=band, halved=halved)

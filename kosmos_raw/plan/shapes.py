@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..build.params import MAX_RANKS, ORDERS
 from ..device.base import Tile
 from .crew import Crew
+from .link import Pulls
 
 VECTOR = 8  # bf16 in the 16 bytes that a lane moves at a time; rows of matrices are padded to it
 
@@ -108,10 +109,9 @@ class Plan:
         few rows of both operands together as can be."""
         return max(1, round((self.workgroups * self.tile.n / self.tile.m) ** 0.5))
 
-    @property
-    def gather_words(self) -> int:
+    def gather_words(self, pulls: Pulls) -> int:
         """Counter words that pulling takes (hip_kernels/schedule/gather.h lists them)."""
-        return 1 + MAX_RANKS + self.ranks * self.tile_rows_max
+        return 1 + MAX_RANKS + self.ranks * self.tile_rows_max * pulls.slabs
 
     @property
     def queue_entries(self) -> int:

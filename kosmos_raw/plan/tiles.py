@@ -1,4 +1,4 @@
-"""Which output tile suits a shape, where a target offers several."""
+"""Which output tile suits a shape, where a target offers several, and how tiles come out over WGs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,44 @@ from ..device.base import Tile
 # Time of a tile, in units of one K step of 64 for one column: what it costs beside its multiplications, and how much
 # slower a narrow tile's multiplications are (it loads A as often, for fewer columns). From measurements on H200.
 FIXED = 400
-SLOWNESS = {256: 1.0, 192: 1.02, 128: 1.05}
+SLOWNESS = {256: 1.0, 192: 1.02, 128: 1.05, 96: 1.15, 64: 1.5}
+STEP = 64  # k
+
+
+def tile_time(columns: int, k: int) -> float:
+    """Of a tile so many columns wide, in those units."""
+    return -(-k // STEP) * columns * SLOWNESS.get(columns, 1.0) + FIXED
+
+
+def tile_count(tile: Tile, rows: Sequence[int], n: int) -> int:
+    """Tiles of chunks of `rows` by n; a tile row never crosses a chunk."""
+    return sum(-(-r // tile.m) for r in rows) * -(-n // tile.n)
 
 
 def best_tile(tiles: Sequence[Tile], rows: Sequence[int], n: int, k: int, builders: int) -> Tile:
     """The tile with which `builders` WGs end first. What matters is how full the last wave is; ties go to the first.
 
-    Args: rows: of every rank's chunk; a tile row never crosses a chunk. k: the contraction.
+    Args: rows: of every rank's chunk. k: the contraction.
     """
+    return min(tiles, key=lambda tile: -(-tile_count(tile, rows, n) // max(1, builders)) * tile_time(tile.n, k))
 
-    def time(tile: Tile) -> float:
-        count = sum(-(-r // tile.m) for r in rows) * -(-n // tile.n)
-        waves = -(-count // max(1, builders))
-        return waves * (-(-k // 64) * tile.n * SLOWNESS.get(tile.n, 1.0) + FIXED)
 
-    return min(tiles, key=time)
+def end_of_tiles(count: int, whole: float, half: float, builders: int, movers: int, back: float) -> tuple[float, int]:
+    """When `count` tiles are done by builders, whom movers join at the time `back`, and how many tiles are taken whole:
+    the last ones are taken in halves where that ends sooner. `whole`, `half`: what either takes."""
+
+    def done(waves: int) -> int:
+        """Whole tiles by the end of so many waves of the builders."""
+        return builders * waves + movers * max(0, int((waves * whole - back) / whole))
+
+    waves = max(1, -(-count // (builders + movers)))
+    while done(waves) < count:
+        waves += 1
+    ends = [(waves * whole, count)]
+    for fewer in (waves - 1, waves - 2):
+        left = count - done(fewer)
+        if fewer >= 0 and left > 0:
+            start = fewer * whole
+            hands = builders + movers if back <= start else builders
+            ends.append((start + -(-2 * left // hands) * half, count - left))
+    return min(ends)

@@ -25,7 +25,7 @@ from ..build.params import (
 from ..device import open_device
 from ..device.base import Kernel, Matrix, Memory
 from ..errors import CommunicatorBroken, KosmosError, NotAvailable, RankLost, WaitError, WaitRecord
-from ..memory.arena import SIGNAL_BYTES, Arena
+from ..memory.arena import SIGNAL_BYTES, TILE_SIGNALS, Arena
 from .rendezvous import Rendezvous
 from .uncollected import uncollected
 
@@ -211,6 +211,27 @@ class Communicator:
         staging["turn"] = self._staging_turn
         return self._staging_turn
 
+    @property
+    def tile_signals(self) -> int:
+        """Tiles of this rank's rows that each rank can tell it of in one launch."""
+        return TILE_SIGNALS // self.ranks
+
+    def fill_inbox(self, inbox: np.ndarray, nbytes: int, op: str) -> int:
+        """Fills an Inbox struct for a launch whose partial tiles take `nbytes` at each owner; equal on all ranks.
+
+        Returns: its offset in the arena, which must be equal on all ranks too: part of `call`.
+        Raises: ArenaFull, on all ranks alike.
+        """
+        self._check_usable(op)
+        offset, new = self._arena.region("inbox", nbytes, op)
+        if new:  # its place may have been another's
+            self.synchronize()
+            self._rendezvous.barrier()  # no rank's launch is still reading or writing there
+        inbox["of"][0, : self.ranks] = [self._arena.address(q, offset) for q in range(self.ranks)]
+        inbox["arrived_of"][0, : self.ranks] = [self._arena.tile_signals(q) for q in range(self.ranks)]
+        inbox["per_rank"] = self.tile_signals
+        return offset
+
     def _poison_staging(self) -> None:
         """Makes both buffers as before the first turn. No kernel of any rank may use them now; whoever reads them next
         waits for a later launch of this rank, so nobody has to wait for this."""
@@ -342,6 +363,9 @@ class Communicator:
                     return f"{name}[{word // MOE_SCANS if name == 'counts_in' else word % MAX_RANKS}]"
         if 0 <= offset < SIGNAL_BYTES:
             return f"signal[{(offset - MOE_SIGNALS.fields['rows'][1]) // 4}]"  # type: ignore[index]
+        if 0 <= offset - SIGNAL_BYTES < TILE_SIGNALS * 4:
+            rank, tile = divmod((offset - SIGNAL_BYTES) // 4, self.tile_signals)
+            return f"arrived[{rank}][{tile}]"
         counters = self._local.get("counters")
         if counters and 0 <= address - counters.address < counters.nbytes:
             return f"counter[{(address - counters.address) // 4 % (counters.nbytes // 8)}]"
@@ -385,6 +409,9 @@ class Communicator:
         used = min(self._arena.workspace_used, self._arena.allocator.workspace_bytes)  # buffers may have come since
         places = [(self._arena.address(self.rank), used)]
         places += [(m.address, m.nbytes) for name, m in self._local.items() if name != "counters"]
+        if "inbox" in self._arena.regions():
+            offset, nbytes = self._arena.regions()["inbox"]
+            places.append((self._arena.address(self.rank, offset), nbytes))
         for address, nbytes in places:
             self.device.fill(address, nbytes, POISON)
         self.device.synchronize()

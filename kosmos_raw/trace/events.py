@@ -25,6 +25,7 @@ State = Literal["claiming", "waiting", "working"]
 # by does them, as DRAIN or the planning of a MoE layer.
 ROLES: dict[str, Role] = {
     "tile": "builder",
+    "half": "builder",
     "gemm1": "builder",
     "gemm2": "builder",
     "shared1": "builder",

@@ -11,6 +11,7 @@ from kosmos_raw import emulator
 from kosmos_raw.build import gfx950
 from kosmos_raw.build.params import AG_GEMM, MAX_RANKS, POLICIES, SIGNALS, WAIT_RECORD
 from kosmos_raw.device.base import Tile
+from kosmos_raw.ops.arguments import fill_pulls
 from kosmos_raw.plan.ag_gemm import plan_ag_gemm
 from kosmos_raw.plan.crew import Grid
 
@@ -76,6 +77,7 @@ class AgGemmRanks:
         p["m"]["first"][0] = plan.first
         p["m"]["tile_m"], p["m"]["tile_rows_max"] = plan.tile.m, plan.tile_rows_max
         p["N"], p["K"], p["ldc"], p["tile_n"] = plan.n, plan.padded_k, plan.padded_n, plan.tile.n
+        fill_pulls(p["pulls"], plan.pulls)
         p["movers"], p["policy"] = plan.crew.movers, POLICIES.index(plan.crew.policy)
         p["queues"] = plan.queues
         assert plan.first[MAX_RANKS] == plan.m

@@ -7,11 +7,10 @@
 struct CountsBeforeRelease : AgGemmSchedule {
   using AgGemmSchedule::AgGemmSchedule;
   void finish(const Work& w) const {
-    if (w.kind == PULL) target::add(slices_landed(w.chunk, w.row), 1, DEVICE_SCOPE);
+    if (w.kind == PULL) target::add(slices_landed(w.chunk, w.row, w.part / p.pulls.slices), 1, DEVICE_SCOPE);
     target::release(DEVICE_SCOPE);
     if (w.kind != PULL) return;
-    const u32 all = slices(w.chunk) * p.m.tile_rows(w.chunk);
-    if (target::add(pulls_done(w.chunk), 1, DEVICE_SCOPE) + 1 != all) return;
+    if (target::add(pulls_done(w.chunk), 1, DEVICE_SCOPE) + 1 != pulls_from(w.chunk)) return;
     target::acquire(DEVICE_SCOPE);
     target::release(SYSTEM_SCOPE);
     target::store(&p.g.signals_of[w.chunk]->reads_done[p.g.rank], p.g.epoch, SYSTEM_SCOPE);
@@ -24,7 +23,7 @@ struct FirstPullReportsReads : AgGemmSchedule {
   void finish(const Work& w) const {
     if (w.kind != PULL) return;
     target::release(DEVICE_SCOPE);
-    target::add(slices_landed(w.chunk, w.row), 1, DEVICE_SCOPE);
+    target::add(slices_landed(w.chunk, w.row, w.part / p.pulls.slices), 1, DEVICE_SCOPE);
     if (target::add(pulls_done(w.chunk), 1, DEVICE_SCOPE) != 0) return;
     target::acquire(DEVICE_SCOPE);
     target::release(SYSTEM_SCOPE);
@@ -32,15 +31,34 @@ struct FirstPullReportsReads : AgGemmSchedule {
   }
 };
 
-// A tile waits for as many slices as movers make of the row: `more` is how many it is wrong by.
+// A tile waits for as many slices as a slab is pulled in: `more` is how many it is wrong by.
 template <int more> struct WrongSlices : AgGemmSchedule {
   using AgGemmSchedule::AgGemmSchedule;
-  bool wait_inputs(const Work& w) const {
-    if (w.kind != TILE || w.chunk == p.g.rank) return AgGemmSchedule::wait_inputs(w);
-    if (!wait_at_least(p.g, w, slices_landed(w.chunk, w.row), slices(w.chunk) + more, DEVICE_SCOPE)) return false;
+  bool wait_part(const Work& w, u32 i) const {
+    if (w.chunk == p.g.rank) return true;
+    if (!wait_at_least(p.g, w, slices_landed(w.chunk, w.row, i), p.pulls.slices + more, DEVICE_SCOPE)) return false;
     target::acquire(DEVICE_SCOPE);
     return true;
   }
+  bool wait_inputs(const Work& w) const {
+    if (!is_tile(w.kind)) return AgGemmSchedule::wait_inputs(w);
+    for (u32 i = 0; i < p.pulls.slabs; i++)
+      if (!wait_part(w, i)) return false;
+    return true;
+  }
+};
+
+// Each part of a tile is waited for, not the first alone.
+struct WaitsForFirstSlab : AgGemmSchedule {
+  using AgGemmSchedule::AgGemmSchedule;
+  bool wait_part(const Work& w, u32 i) const { return i || AgGemmSchedule::wait_part(w, i); }
+  bool wait_inputs(const Work& w) const { return is_tile(w.kind) ? wait_part(w, 0) : AgGemmSchedule::wait_inputs(w); }
+};
+
+// A slab that has landed counts for itself.
+struct CountsSlabsTogether : AgGemmSchedule {
+  using AgGemmSchedule::AgGemmSchedule;
+  void finish(const Work& w) const { AgGemmSchedule::finish({w.kind, w.chunk, w.row, w.part % p.pulls.slices}); }
 };
 
 // Nobody reads, nor reports on, an empty shard.
@@ -142,8 +160,8 @@ struct KeepsToItsQueue : AgGemmSchedule {
       if (const Work w = next_pull(); w.kind != LEAVE) return w;
     mover = false;
     const u32 own = target::die() % p.queues;
-    for (u32 i; (i = target::add(head(own), 1, DEVICE_SCOPE)) < tiles_in(own);)
-      if (const Work w = tile_at(own, i); w.kind != LEAVE) return w;
+    for (u32 i; (i = target::add(head(own), 1, DEVICE_SCOPE)) < entries(own);)
+      if (const Work w = entry_at(own, i); w.kind != LEAVE) return w;
     return last_work();
   }
 };
@@ -158,11 +176,11 @@ struct QueuesOverlap : AgGemmSchedule {
   }
 };
 
-// What movers pull from goes round all peers: one that keeps to its first peer leaves the others' rows where they are.
+// Movers go through the entries of all peers: who keeps to one leaves the others' rows where they are.
 struct ForgetsPeers : AgGemmSchedule {
   using AgGemmSchedule::AgGemmSchedule;
   Work next_work() {
-    if (mover && pulls == p.m.tile_rows_max) mover = false;
-    return AgGemmSchedule::next_work();
+    const Work w = AgGemmSchedule::next_work();
+    return w.kind == PULL && w.chunk != peer_at(0) ? next_work() : w;
   }
 };

@@ -3,7 +3,7 @@
 #pragma once
 #include <string.h>
 
-#include "../../hip_kernels/schedule/chunks.h"
+#include "../../hip_kernels/schedule/gather.h"
 #include "../../hip_kernels/schedule/group.h"
 #include "../../hip_kernels/target/run.h"
 #ifndef KOSMOS_FORCED
@@ -136,7 +136,14 @@ inline Shape draw_shape(Random& dice, u32 R) {
   return s;
 }
 
-constexpr u32 COUNTERS_PER_SET = 320;  // no rank has more than 8 rows, no row more than 3 tiles; moe_forward takes the most
+// How this rank cuts what it pulls of rows of K elements: its own business.
+inline Pulls draw_pulls(Random& dice, u32 K, bool slabs) {
+  const u32 words = K / 8, slab = slabs ? 1 + dice.below(words) : words;
+  return {1 + dice.below(3), (words + slab - 1) / slab, slab, 1 + dice.below(3)};
+}
+
+// At most 8 rows a rank, 2 slabs and 3 tiles a row, and 8 queues; moe_forward takes no more.
+constexpr u32 COUNTERS_PER_SET = 1 + MAX_RANKS + 8 + MAX_RANKS * 8 * 5;
 
 inline void draw_history(const Setup& s, u64 seed) {
   H.s = s;

@@ -14,7 +14,7 @@ struct BuildersNeverPull : BulkAgSchedule {
 };
 
 struct Mutant : Bulk<BulkAgParams> {
-  static u32 counter_words(const Shape& s) { return 1 + MAX_RANKS + H.s.ranks * s.m.tile_rows_max; }
+  static u32 counter_words(const Shape& s) { return 1 + MAX_RANKS + H.s.ranks * s.m.tile_rows_max * (s.K / 8); }
 
   static void prepare(u32 me, u32 launch) {
     const Shape& s = H.shape(me, launch);
@@ -25,6 +25,8 @@ struct Mutant : Bulk<BulkAgParams> {
     for (u32 q = 0; q < H.s.ranks; q++) p.shard_of[q] = (const Vec16*)ranks[q].from;
     p.gathered = (Vec16*)r.to;
     p.movers = 1 + dice.below(H.wgs - 1);
+    p.pulls = draw_pulls(dice, s.K, true);
+    p.halved = p.tile_n % 16 || dice.below(2) ? 0 : dice.below(8);
     fill_inputs(me, launch, s.m.rows(me), M, K);
     const u32 words = p.width / 4;
     fill(r.to, s.M() * words, MOVED, [](u32) { return NOBODY_WROTE; });

@@ -64,6 +64,7 @@ struct Mutant : Bulk<BulkRsParams> {
     if (!p.max_movers) p.max_movers = 1;
     p.slices = 1 + dice.below(5);
     p.into = dice.below(4);
+    p.halved = p.tile_n % 16 || dice.below(2) ? 0 : dice.below(8);
     if (H.s.mutation == ALL_ARE_MOVERS) p.movers = p.max_movers = H.wgs;
     fill_inputs(me, launch, s.M(), K, p.lda);
     fill(r.to, s.m.rows(me) * p.width / 4, MOVED, [](u32) { return NOBODY_WROTE; });

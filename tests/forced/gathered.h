@@ -26,7 +26,7 @@ template <Layout L> struct Gathered {
 
   static u32 counter_words(const Shape& s) {
     const u32 most = L == TN ? 0 : MAX_COLS / 8 + 1;  // tiles in a row; what is not used is cleared all the same
-    return 1 + MAX_RANKS + MAX_QUEUES + H.s.ranks * s.m.tile_rows_max * (1 + most);
+    return 1 + MAX_RANKS + MAX_QUEUES + H.s.ranks * s.m.tile_rows_max * (s.K / 8 + most);  // as many as may be slabs
   }
 
   static u32 ldb(const AgGemmParams& p) { return L == TN ? p.K : (p.N + 7) / 8 * 8; }
@@ -52,7 +52,10 @@ template <Layout L> struct Gathered {
     p.policy = H.s.policy;
     p.order = dice.below(1 + NOT_OWN_FIRST);
     p.queues = 1 + dice.below(4);
-    if (L != TN) p.split = {(float*)r.sums, s.K == 16 ? 2u : 1u, 8};
+    if (L != TN) p.split = {(float*)r.sums, s.K == 16 && dice.below(2) ? 2u : 1u, 8};
+    p.together = dice.below(4);
+    p.halved = p.tile_n % (L == TN ? 8 : 16) || dice.below(2) ? 0 : dice.below(20);
+    p.pulls = draw_pulls(dice, s.K, p.split.parts < 2);
     r.params = p;
     const u32 words = p.K / 4, M = s.M(), sums = p.split.parts > 1 ? p.split.parts * M * p.ldc / 2 : 0;
     fill(r.shard, s.m.rows(me) * words, ROWS, [=](u32 i) { return input_word('a', me, launch, i); });

@@ -1,9 +1,9 @@
-// gemm_rs for the player of histories: buffers, params, and the sum of products that its result must be.
+// gemm_rs for the player of histories: buffers and params.
 #pragma once
 #include "../../hip_kernels/kernels/gemm_rs.hip"
-#include "player.h"
+#include "reduced.h"
 
-constexpr u32 MAX_N = (MAX_COLS + 7) / 8 * 8, BUFFER_WORDS = MAX_ROWS * MAX_N / 4;  // of 8 bytes
+constexpr u32 BUFFER_WORDS = MAX_ROWS * MAX_N / 4;  // of 8 bytes
 
 struct GemmRsRank {
   u64 *a, *b, *c, *staging;
@@ -67,20 +67,9 @@ inline void gemm_rs_prepare(u32 me, u32 launch) {
   r.dirty_words = M * p.N / 8;
 }
 
-// Every element, against the sum of the plain products.
 inline void gemm_rs_check(u32 me, u32 launch) {
-  const GemmRsRank& r = gemm_rs_ranks[me];
-  const GemmRsParams& p = r.params;
-  i32 sums[MAX_ROWS][MAX_N] = {};
-  for (u32 q = 0; q < H.s.ranks; q++) {
-    i32 a[MAX_ROWS][target::MAX_K] = {}, b[MAX_N][target::MAX_K] = {};
-    unpack_input(a, 'a', q, launch, p.m.first[me + 1], p.K);
-    unpack_input(b, 'b', q, launch, p.N, p.K);
-    for (u32 row = 0; row < p.m.rows(me); row++)
-      for (u32 col = 0; col < p.N; col++)
-        for (u32 k = 0; k < p.K; k++) sums[row][col] += a[p.m.first[me] + row][k] * b[col][k];
-  }
-  check_matrix(me, launch, r.c, p.m.rows(me), p.N, p.N, [&](u32 row, u32 col) { return sums[row][col]; });
+  const GemmRsParams& p = gemm_rs_ranks[me].params;
+  check_reduced(me, launch, gemm_rs_ranks[me].c, p.m, p.N, p.K);
 }
 
 inline bool gemm_rs_names(u32 me, const void* address, char* out, size_t bytes) {

@@ -86,8 +86,7 @@ struct AsksBeforeStart : GemmRsSchedule {
 struct TrustsTheHint : GemmRs {
   static void move(const Schedule& s, const Work& w) {
     if (w.kind != REDUCE) return GemmRs::move(s, w);
-    const auto words = s.span(w);
-    sum_ranks<false>(s.p.g, w, s.p.c, s.p.staging.of, s.partials_at(), words.begin, words.end);
+    add_ranks<false>(s.p.g, w, addends(s, w));
   }
 };
 

@@ -1,0 +1,128 @@
+"""Crews, tiles and pulls on a device whose links were measured (Device.link): from times, not from the paper's table.
+
+Table B.3 was fitted to eight GPUs with a link each to every peer. Where one link serves all peers, what saturates it is
+a number of movers, however many peers there are: the link's rate over what one mover carries. Fewer bring the rows
+late; more only take builders away, and their time in all is the same. A crew changes how many tiles a wave has, so it
+is chosen together with the width of the tile. What a last wave leaves over is built in halves of tiles. And where
+moving takes about as long as multiplying, what follows the last row's arrival counts: tiles begin with the first part
+of their contraction (slabs).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..device.base import Link, Tile
+from .tiles import STEP, end_of_tiles, tile_count, tile_time
+
+MOST_MOVERS = 24  # of an all-gather; more gained nothing
+LEAST_PULL = 128 << 10  # bytes: publishing a pull then costs little beside it
+SLAB_K = (
+    1024  # columns of a slab. Movers then read lines of 2 KiB from many rows at a time, faster than rows as a whole
+)
+BEGIN_US, END_US = 6.0, 4.0  # until the first row has come; from the last slab's arrival to its tiles' last step
+NEARLY = 1.01  # times this close count as equal
+
+
+@dataclass(frozen=True)
+class Pulls:
+    """How the rows of each peer are cut into pulls (hip_kernels/schedule/gather.h)."""
+
+    slices: int = 1
+    slabs: int = 1
+    slab_words: int = 0  # of 16 bytes
+    band: int = 1
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a rank pulls from all peers together."""
+
+    rows: int
+    words: int  # of 16 bytes, of a row
+    awaited: bool  # tiles wait for it
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.words * 16
+
+
+@dataclass(frozen=True)
+class Chosen:
+    movers: int
+    tile: Tile
+    halved: int  # tiles, the last of the queue, that are taken in halves
+    us: float  # what the whole is expected to take
+    moved_us: float  # and moving alone
+
+
+def unit_us(tile: Tile, link: Link) -> float:
+    """Microseconds of the unit in which plan.tiles counts."""
+    return 2 * tile.m * STEP / (link.tflops * 1e6)
+
+
+@lru_cache(maxsize=1024)
+def choose(
+    link: Link,
+    tiles: tuple[Tile, ...],
+    rows: tuple[int, ...],
+    n: int,
+    k: int,
+    workgroups: int,
+    moved: Moved,
+    movers: int | None = None,
+    halves: bool = True,
+) -> Chosen:
+    """The crew and tile with which a call ends first.
+
+    Args: rows: of the product, chunk by chunk. movers: those to take, if somebody has chosen. halves: whether the
+        kernel can take tiles in halves.
+    """
+    saturates = -(-link.pull // link.mover)
+    crews = range(1, max(1, min(MOST_MOVERS, workgroups // 2)) + 1) if movers is None else (movers,)
+    found: list[tuple[Chosen, float, int]] = []
+    for i, tile in enumerate(tiles):
+        unit, count = unit_us(tile, link), tile_count(tile, rows, n)
+        whole, half = tile_time(tile.n, k) * unit, tile_time(tile.n // 2, k) * unit
+        for crew in crews:
+            moved_us = BEGIN_US + moved.nbytes / (min(link.pull, crew * link.mover) * 1e3)
+            end, taken = end_of_tiles(count, whole, half if halves else whole, workgroups - crew, crew, moved_us)
+            tail = END_US + whole * min(k, SLAB_K) / max(1, k) if moved.awaited else 0.0
+            found.append(
+                (Chosen(crew, tile, count - taken, max(end, moved_us + tail), moved_us), abs(crew - saturates), i)
+            )
+    least = min(chosen.us for chosen, *_ in found)
+    return min((one for one in found if one[0].us <= NEARLY * least), key=lambda one: (one[1], one[0].us, one[2]))[0]
+
+
+def pulls_of(chosen: Chosen, ranks: int, words: int, columns: int, workgroups: int, *, slabs: bool = True) -> Pulls:
+    """The cut that goes with a crew. `words`: 16 bytes each, of a row. `columns`: tiles in a row of the product."""
+    slab_words = min(words, SLAB_K // 8) if slabs else words
+    count = -(-words // slab_words)
+    slices = max(1, min(chosen.movers, chosen.tile.m * slab_words * 16 // LEAST_PULL))
+    # As many tile rows side by side as have all their tiles under way at a time.
+    band = max(1, -(-workgroups // (max(1, columns) * (ranks - 1)))) if count > 1 else 1
+    return Pulls(slices, count, slab_words, band)
+
+
+def together(chosen: Chosen, rows: tuple[int, ...], side_by_side: int) -> int:
+    """Tile rows of a peer whose tiles are taken together: as many as have come when the own tiles are done."""
+    own_us = chosen.us / len(rows)
+    arrived = max(rows) / chosen.tile.m * min(1.0, own_us / chosen.moved_us)
+    return max(1, min(side_by_side, int(arrived))) if chosen.moved_us < 0.5 * chosen.us else 1
+
+
+def table_pulls(movers: int, ranks: int, words: int) -> Pulls:
+    """Where nothing was measured: all movers of a peer work on one tile row."""
+    return Pulls(max(1, -(-movers // max(1, ranks - 1))), 1, words)
+
+
+def reducing(link: Link, ranks: int) -> Link:
+    """The link as movers see it that add what all ranks have, and so read this one's too."""
+    return Link(link.pull, link.push, link.mover * (ranks - 1) / ranks, link.tflops)
+
+
+def saturating(link: Link, workgroups: int) -> int:
+    """Movers with which the link carries what it can."""
+    return min(workgroups, int(-(-link.pull // link.mover)))
