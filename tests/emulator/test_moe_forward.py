@@ -16,16 +16,8 @@ from .test_operators import emulated  # noqa: F401  (a fixture)
 
 pytestmark = [pytest.mark.emulated, pytest.mark.skipif(gfx950.missing() is not None, reason=str(gfx950.missing()))]
 
-SMALL = MoEConfig(
-    hidden=72,
-    expert_width=40,
-    experts=6,
-    top_k=3,
-    shared_width=24,
-    gated_shared=True,
-    aux_loss="batch",
-    aux_loss_coeff=0.1,
-)
+SMALL = MoEConfig(72, 40, 6, 3, shared_width=24, gated_shared=True, aux_loss="batch", aux_loss_coeff=0.1)
+CACHES = emulator.Options(caches="workgroup", preempt=3, seed=5, threads=2)
 LATE = emulator.Options(late_memory=("direct", "lds", "loads", "stores"), preempt=4, seed=1, threads=2)
 
 
@@ -34,8 +26,10 @@ LATE = emulator.Options(late_memory=("direct", "lds", "loads", "stores"), preemp
     [
         (moe.MoeCase(SMALL, (20, 0, 33), "one_expert", "smallest", iters=1, repeats=1), LATE),
         (moe.MoeCase(SMALL, (290, 15), pull=True, pad=32, float_router=True, iters=1, repeats=1), LATE),
+        (moe.MoeCase(SMALL, (30, 40), "skewed", "smallest", iters=1, repeats=1), CACHES),
+        (moe.MoeCase(SMALL, (40, 0, 9), pull=True, policy="fixed", iters=1, repeats=1), CACHES),
     ],
-    ids=["smallest rings", "pull"],
+    ids=["smallest rings", "pull", "caches", "caches, pull, fixed crews"],
 )
 def test_layers(case: moe.MoeCase, options: emulator.Options, emulated) -> None:  # noqa: F811
     emulated(case.ranks, options)
