@@ -16,7 +16,7 @@ struct MoeTruth {
   MoeRowOf rows[MOE_EXPERTS][MAX_RANKS * MOE_TOKENS * 3];
   u32 num_rows[MOE_EXPERTS];
 };
-inline MoeTruth moe_truth;  // of one check; too large for a fiber's stack
+inline MoeTruth moe_truths[MAX_RANKS];  // of the check of each rank; too large for a fiber's stack
 
 inline float moe_input(char matrix, u32 rank, u32 launch, u32 element) {
   return four(matrix, rank, launch, element / 4).at[element % 4];
@@ -139,13 +139,13 @@ inline void moe_route(const MoeCase& c, u32 rank, u32 launch, u32 t, MoeToken& t
   }
 }
 
-inline float moe_aux(const MoeCase& c, u32 rank, u32 T) {
+inline float moe_aux(const MoeTruth& truth, const MoeCase& c, u32 rank, u32 T) {
   u32 n[MOE_EXPERTS] = {}, picks[MOE_TOP_K];
   float sums[MOE_EXPERTS] = {}, loss = 0;
   for (u32 b = 0; b * c.block < T; b++) {
     float part[MOE_EXPERTS] = {};
     for (u32 t = b * c.block; t < T && t < (b + 1) * c.block; t++) {
-      const MoeToken& token = moe_truth.token[rank][t];
+      const MoeToken& token = truth.token[rank][t];
       float all = 0;
       for (u32 e = 0; e < c.experts; e++) all += token.score[e];
       for (u32 e = 0; e < c.experts; e++) part[e] += token.score[e] / (c.score == SOFTMAX ? 1.f : all + MOE_EPS);
@@ -159,21 +159,21 @@ inline float moe_aux(const MoeCase& c, u32 rank, u32 T) {
 }
 
 // All tokens' choices, and the rows of every expert: sources ascending, tokens ascending, each group padded.
-inline void moe_make_truth(const MoeCase& c, u32 launch) {
+inline void moe_make_truth(MoeTruth& truth, const MoeCase& c, u32 launch) {
   const Chunks& m = H.shapes[launch].m;
   for (u32 q = 0; q < H.s.ranks; q++)
     for (u32 t = 0; t < m.rows(q); t++) {
-      MoeToken& token = moe_truth.token[q][t];
+      MoeToken& token = truth.token[q][t];
       for (u32 h = 0; h < c.H; h++) token.x[h] = moe_input('x', q, launch, t * c.H + h);
       moe_route(c, q, launch, t, token);
     }
   for (u32 e = 0; e < c.experts; e++) {
-    u32& n = moe_truth.num_rows[e] = 0;
+    u32& n = truth.num_rows[e] = 0;
     for (u32 q = 0; q < H.s.ranks; q++) {
       for (u32 t = 0; t < m.rows(q); t++)
         for (u32 j = 0; j < c.top_k; j++)
-          if (moe_truth.token[q][t].choice[j].e == e) moe_truth.rows[e][n++] = {q, t};
-      while (n % c.pad) moe_truth.rows[e][n++] = {NOBODY, 0};
+          if (truth.token[q][t].choice[j].e == e) truth.rows[e][n++] = {q, t};
+      while (n % c.pad) truth.rows[e][n++] = {NOBODY, 0};
     }
   }
 }
@@ -183,10 +183,10 @@ inline void moe_make_truth(const MoeCase& c, u32 launch) {
 inline float rounded(float x) { return from_bf16(to_bf16(x)); }
 
 // The row of x that an expert gets.
-inline void moe_row(const MoeCase& c, const MoeRowOf& row, float* x) {
+inline void moe_row(const MoeTruth& truth, const MoeCase& c, const MoeRowOf& row, float* x) {
   for (u32 h = 0; h < c.H; h++) x[h] = 0;
   if (row.rank == NOBODY) return;
-  const MoeToken& token = moe_truth.token[row.rank][row.token];
+  const MoeToken& token = truth.token[row.rank][row.token];
   for (u32 h = 0; h < c.H; h++) x[h] = c.weigh_inputs ? rounded(token.choice[0].w * token.x[h]) : token.x[h];
 }
 // One element of gate and up in the interleaved weight: `column` is of h.
@@ -215,12 +215,12 @@ inline void moe_wrong(u32 me, u32 launch, const char* what, u32 row, u32 column,
 }
 inline float moe_element(const u64* base, u64 i) { return from_bf16(target::read(base + i / 4) >> 16 * (i % 4) & 0xffff); }
 
-inline bool moe_check_out(const MoeCase& c, u32 me, u32 launch, u32 t) {
-  const MoeToken& token = moe_truth.token[me][t];
+inline bool moe_check_out(const MoeTruth& truth, const MoeCase& c, u32 me, u32 launch, u32 t) {
+  const MoeToken& token = truth.token[me][t];
   float out[MOE_WIDE] = {}, x[MOE_WIDE], y[MOE_WIDE];
   for (u32 j = 0; j < c.top_k; j++) {
     const u32 e = token.choice[j].e, owner = e / c.per_rank;
-    moe_row(c, {me, t}, x);
+    moe_row(truth, c, {me, t}, x);
     moe_expert(x, c.H, c.I, 'g', 'd', owner, launch, e % c.per_rank, c.clamp, y);
     for (u32 h = 0; h < c.H; h++) out[h] = target::fma(c.weigh_inputs ? 1 : token.choice[j].w, y[h], out[h]);
   }
@@ -238,19 +238,19 @@ inline bool moe_check_out(const MoeCase& c, u32 me, u32 launch, u32 t) {
 }
 
 // What the rings hold at the end: the last rows of this owner, padding included, where they belong.
-inline bool moe_check_rings(const MoeCase& c, u32 me, u32 launch) {
+inline bool moe_check_rings(const MoeTruth& truth, const MoeCase& c, u32 me, u32 launch) {
   const MoeRank& r = moe_ranks[me];
   const MoeParams& p = r.params;
   const MoeLayout& l = p.layout;
   u32 n = 0;
-  for (u32 e = l.first_expert(me); e < l.first_expert(me + 1); e++) n += (moe_truth.num_rows[e] + c.tile_m - 1) / c.tile_m;
+  for (u32 e = l.first_expert(me); e < l.first_expert(me + 1); e++) n += (truth.num_rows[e] + c.tile_m - 1) / c.tile_m;
   if (l.rows() != n) return moe_wrong(me, launch, "tile rows", 0, 0, l.rows(), n), false;
   for (u32 v = 0, e = l.first_expert(me), base = 0; v < n; v++) {
-    while (v - base >= (moe_truth.num_rows[e] + c.tile_m - 1) / c.tile_m) base += (moe_truth.num_rows[e++] + c.tile_m - 1) / c.tile_m;
+    while (v - base >= (truth.num_rows[e] + c.tile_m - 1) / c.tile_m) base += (truth.num_rows[e++] + c.tile_m - 1) / c.tile_m;
     const u32 tile = l.tile_of(e, v);  // any order of an expert's tiles will do
-    for (u32 i = 0; i < c.tile_m && tile * c.tile_m + i < moe_truth.num_rows[e]; i++) {
+    for (u32 i = 0; i < c.tile_m && tile * c.tile_m + i < truth.num_rows[e]; i++) {
       float x[MOE_WIDE];
-      moe_row(c, moe_truth.rows[e][tile * c.tile_m + i], x);
+      moe_row(truth, c, truth.rows[e][tile * c.tile_m + i], x);
       for (u32 h = 0; v + p.x_slots >= n && h < c.H; h++) {
         const float got = moe_element(r.x_ring, (u64)(v % p.x_slots * c.tile_m + i) * c.H + h);
         if (got != x[h]) return moe_wrong(me, launch, "x ring", v * c.tile_m + i, h, got, x[h]), false;
@@ -269,12 +269,13 @@ inline bool moe_check_rings(const MoeCase& c, u32 me, u32 launch) {
 inline void moe_check(u32 me, u32 launch) {
   const MoeCase c = moe_case(launch);
   const u32 T = H.shapes[launch].m.rows(me);
-  moe_make_truth(c, launch);
+  MoeTruth& truth = moe_truths[me];
+  moe_make_truth(truth, c, launch);
   for (u32 t = 0; t < T; t++)
-    if (!moe_check_out(c, me, launch, t)) return;
-  const float aux = c.aux ? moe_aux(c, me, T) : 0, got = float_in(target::read(moe_ranks[me].aux_loss));
+    if (!moe_check_out(truth, c, me, launch, t)) return;
+  const float aux = c.aux ? moe_aux(truth, c, me, T) : 0, got = float_in(target::read(moe_ranks[me].aux_loss));
   if (bits_of(aux) != bits_of(got)) return moe_wrong(me, launch, "aux loss", 0, 0, got, aux);
-  moe_check_rings(c, me, launch);
+  moe_check_rings(truth, c, me, launch);
 }
 
 inline void moe_run(u32 me, target::Box& box, bool decides) { run_wg<MoeForward>(moe_ranks[me].params, box, decides); }

@@ -1,7 +1,7 @@
 // moe_forward for the player of histories: random layers, their memory and params. What must come out: moe_check.h.
 #pragma once
 #include "../../hip_kernels/kernels/moe_forward.hip"
-#include "history.h"
+#include "player.h"
 
 constexpr float MOE_EPS = 1e-20f;
 constexpr u32 MOE_ROW_CAP = 84, MOE_TOKENS = 8, MOE_TOP_K = 3, MOE_EXPERTS = 16, MOE_WIDE = 16, MOE_OWNED = 3;
@@ -52,8 +52,9 @@ inline MoeCase moe_case(u32 launch) {
   }
   c.parts = dice.below(3) ? 1 : 3;
   c.H = 8 + 8 * dice.below(2);
-  c.I = 8 + 8 * dice.below(2);
-  c.S = 8 * dice.below(3);
+  constexpr u32 STEP = target::GATED < 8 ? 8 : target::GATED;
+  c.I = STEP + STEP * dice.below(MOE_WIDE / STEP);
+  c.S = STEP * dice.below(MOE_WIDE / STEP + 1);
   c.tile_m = s.m.tile_m;
   c.pad = dice.below(2) ? c.tile_m : 1;
   c.block = dice.below(2) ? c.tile_m : 1;
@@ -204,7 +205,7 @@ inline MoeParams moe_params(u32 me, u32 launch) {
   p.logit_ld = p.router_rows * c.parts;
   p.gate_column = c.gate_column();
   p.given = c.given;
-  p.tile_n = 8 + 8 * own.below(2);
+  p.tile_n = 2 * target::GATED * (1 + own.below(2));
   const auto columns = [&](u32 width) { return (width + p.tile_n - 1) / p.tile_n; };
   p.columns0 = columns(p.router_rows * c.parts);
   p.columns1 = columns(2 * c.I);
