@@ -104,7 +104,8 @@ template <bool ALONG_K, u32 SHARE, u32 ROWS, u32 BYTES = 2> struct Operand {
   u64 step_bytes;      // from one K step to the next
   u32 offset[2][2];    // of the lane's loads: [half][which]
   LdsBytes* to;        // the wave's first 1 KiB
-  LdsBytes* fragment[ALONG_K ? DEPTH : BLOCKS];  // where the lane reads: fragment_at
+  static constexpr u32 PLACES = ALONG_K ? 1 : BLOCKS;
+  LdsBytes* fragment[PLACES];  // where the lane reads: fragment_at
 
   // Which row of the tile is row j of the share of `slice` in a half. Slices lie so that a load reads long lines.
   static DEVICE u32 row_of(u32 half, u32 slice, u32 j) {
@@ -137,7 +138,7 @@ template <bool ALONG_K, u32 SHARE, u32 ROWS, u32 BYTES = 2> struct Operand {
   DEVICE void place(LdsBytes* lds, u32 wave, u32 slice, u32 l) {
     to = lds + wave * 1024;
 #pragma unroll
-    for (u32 n = 0; n < FRAGMENTS; n++) fragment[n] = lds + fragment_at(slice, l, n);
+    for (u32 n = 0; n < PLACES; n++) fragment[n] = lds + fragment_at(slice, l, n);
   }
 
   // Turns to a tile whose first element is at p. Rows past its end read the last ones: what they give is not stored.
@@ -177,7 +178,11 @@ template <bool ALONG_K, u32 SHARE, u32 ROWS, u32 BYTES = 2> struct Operand {
 
   // 16 bytes of K of one row a lane.
   DEVICE U32x4 read(u32 half, u32 m, u32 k, u32 buffer) const {
-    if constexpr (ALONG_K) return *(LDS U32x4*)(fragment[k] + buffer + half * HALF_BYTES + m * ROWS * LINE);
+    if constexpr (ALONG_K) {
+      // Fragment k lies where the first one does, but for bits that the swizzle turns too: no register for each.
+      LdsBytes* at = (LdsBytes*)((u32)fragment[0] ^ (buffer | k * (1024 / ROWS)));
+      return *(LDS U32x4*)(at + half * HALF_BYTES + m * ROWS * LINE);
+    }
     else {
       LdsBytes* at = fragment[m] + buffer + half * HALF_BYTES + k * (512 / ROWS) * LINE;
       const Bf16x4 lo = __builtin_amdgcn_ds_read_tr16_b64_v4bf16((LDS Bf16x4*)at);

@@ -46,7 +46,7 @@ template <Layout L, u32 R, Element E> struct Tile {
       : wave(from_elected(lane() / WAVE)), l(lane() % WAVE), slice_a(wave / 4), slice_b(wave % 4) {
     a.place(lds, wave, slice_a, l);
     b.place(lds + B_BYTES, wave, slice_b, l);
-    if constexpr (E == MXFP8) scales.place(lds + OPERAND_BYTES, wave, A::row_of(0, slice_a, 0), B::row_of(0, slice_b, 0), l);
+    if constexpr (E == MXFP8) scales.place(lds + OPERAND_BYTES, wave, A::row_of(0, slice_a, 0), B::row_of(0, slice_b, 0));
   }
 
   // ---- loads. All of a K step but the second half of A, and that: what a phase has just freed.
@@ -57,7 +57,7 @@ template <Layout L, u32 R, Element E> struct Tile {
       b.load_end(0, to, left, wave, l);
       b.load_end(1, to, left, wave, l);
     } else {
-      if constexpr (E == MXFP8) scales.load(to);
+      if constexpr (E == MXFP8) scales.load(to, l);
       a.load(0, to);
       b.load(0, to);
       b.load(1, to);
@@ -75,7 +75,7 @@ template <Layout L, u32 R, Element E> struct Tile {
   DEVICE void turn(const TileOperands& t) {
     a.turn(t.a, t.rows, t.lda, wave, l);
     b.turn(t.b, t.cols, t.ldb, wave, l);
-    if constexpr (E == MXFP8) scales.turn(t, wave, l);
+    if constexpr (E == MXFP8) scales.turn(t, wave);
     K = t.K;
     steps = (K + STEP - 1) / STEP;
     if (steps < LEAST_STEPS) steps = LEAST_STEPS;
@@ -178,7 +178,7 @@ template <Layout L, u32 R, Element E> struct Tile {
   // the other group issues.
   template <u32 YOUNGER, bool WITH_SCALES> DEVICE void part_ends() {
     wait_lds();
-    if constexpr (WITH_SCALES) scales.pick();
+    if constexpr (WITH_SCALES) scales.pick(l);
     wait_memory<YOUNGER>();
     __builtin_amdgcn_s_setprio(1);
     meet();
@@ -197,7 +197,7 @@ template <Layout L, u32 R, Element E> struct Tile {
     read_b<0>();
     read_a<0>();
     read_b<1>();
-    if constexpr (E == MXFP8) scales.read(buffer);  // all of them: the next load part overwrites them
+    if constexpr (E == MXFP8) scales.read(buffer, l);  // all of them: the next load part overwrites them
     load_rest(buffer ^ BUFFER_BYTES);
     part_ends<YOUNGER, E == MXFP8>();
     multiply<0, FIRST>();

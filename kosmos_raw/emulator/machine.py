@@ -15,6 +15,7 @@ from .module import Module, runtime_library
 
 CACHES = {"none": 0, "xcd": 1, "workgroup": 2}
 LATE = {"direct": 1, "lds": 2, "loads": 4, "stores": 8}
+FENCES = {"device write-back": 1, "device invalidate": 2, "system write-back": 4, "system invalidate": 8}
 OUTSIDE = {"zero": 0, "nothing": 1, "garbage": 2}
 _BY_CHANCE = 16
 _STATUS = {1: "time limit", 2: "fault", 3: "no such kernel", 4: "bad shape", 5: "no threads"}
@@ -30,6 +31,7 @@ class Options:
     late_memory: which of "direct" (direct loads to LDS), "lds", "loads" (into registers) and "stores" take effect only
         when a wait demands it; with late_by_chance each of them late or at once.
     outside: what direct loads write to LDS for lanes outside the buffer: "zero", "nothing" or "garbage".
+    without_fences: those that do nothing, to see whether a test notices: names of FENCES.
     resident_wgs: of each launch at a time; 0: all.
     limit_seconds: after which a run that has not ended is stopped and reported.
     """
@@ -42,6 +44,7 @@ class Options:
     outside: str = "zero"
     threads: int = 1
     resident_wgs: int = 0
+    without_fences: tuple[str, ...] = ()
     limit_seconds: float = 60.0
 
     def __post_init__(self) -> None:
@@ -50,6 +53,10 @@ class Options:
                 raise ValueError(f"emulator options: {name} is {getattr(self, name)!r}, want one of {', '.join(known)}")
         if set(self.late_memory) - set(LATE):
             raise ValueError(f"emulator options: late_memory is {self.late_memory}, want any of {', '.join(LATE)}")
+        if set(self.without_fences) - set(FENCES):
+            raise ValueError(
+                f"emulator options: without_fences is {self.without_fences}, want any of {', '.join(FENCES)}"
+            )
 
     @property
     def late(self) -> int:
@@ -97,7 +104,10 @@ class RunError(RuntimeError):
 class _Options(ctypes.Structure):
     _fields_ = [
         ("limit_seconds", ctypes.c_double),
-        *((name, ctypes.c_uint32) for name in "seed preempt_one_in caches late outside threads resident_wgs".split()),
+        *(
+            (name, ctypes.c_uint32)
+            for name in "seed preempt_one_in caches late outside threads resident_wgs without_fences".split()
+        ),
     ]
 
 
@@ -206,9 +216,9 @@ class Machine:
 
     def __init__(self, options: Options | None = None) -> None:
         o = self.options = options or Options()
-        given = _Options(
-            o.limit_seconds, o.seed, o.preempt, CACHES[o.caches], o.late, OUTSIDE[o.outside], o.threads, o.resident_wgs
-        )
+        without = sum(FENCES[name] for name in o.without_fences)
+        numbers = o.seed, o.preempt, CACHES[o.caches], o.late, OUTSIDE[o.outside], o.threads, o.resident_wgs, without
+        given = _Options(o.limit_seconds, *numbers)
         self._handle = _runtime().emulator_create(ctypes.byref(given))
 
     def remember(self, arrays: Iterable[np.ndarray]) -> None:

@@ -120,36 +120,25 @@ def test_a_missing_rank_makes_the_others_leave(module):
 
 
 # ---- each fence and wait in the text is needed ----
-def _without(pattern: str) -> emulator.Module:
-    """The text with every place of a pattern turned into s_nop."""
-    text, places = re.subn(pattern, "s_nop 0", gfx950.code_object("ag_gemm").text.read_text())
-    assert places
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "ag_gemm.s"
-        path.write_text(text)
-        return emulator.Module(path)
-
-
-@pytest.mark.parametrize("pattern", [r"buffer_wbl2 sc1", r"buffer_inv sc1"])
-def test_a_deleted_fence_is_noticed(pattern):
-    broken = _without(pattern)
+@pytest.mark.parametrize("fence", ["device write-back", "device invalidate"])
+def test_a_missing_fence_is_noticed(module, fence):
     ranks = AgGemmRanks([256] * 3, 256, 64, 4, limit_s=2)
 
     def wrong(seed: int) -> bool:
         ranks.new_inputs()
-        options = Options(caches="workgroup", seed=seed, preempt=3, limit_seconds=5)
-        emulator.run(ranks.launches(broken), options, ranks.memory())
+        options = Options(caches="workgroup", seed=seed, preempt=3, limit_seconds=5, without_fences=(fence,))
+        emulator.run(ranks.launches(module), options, ranks.memory())
         return any(w[0] for w in ranks.words) or ranks.wrong_elements() > 0
 
     assert any(wrong(seed) for seed in range(1, 5))
 
 
-def _inputs_after_the_start(module: emulator.Module) -> int:
+def _inputs_after_the_start(module: emulator.Module, *without: str) -> int:
     """Rank 0 starts, and may have read its peers' shards ahead of time; then they are written, and the peers start."""
     ranks = AgGemmRanks([256] * 3, 256, 64, 4)
     ranks.new_inputs()
     launches = ranks.launches(module)
-    with emulator.Machine(Options(caches="xcd", limit_seconds=20)) as machine:
+    with emulator.Machine(Options(caches="xcd", limit_seconds=20, without_fences=without)) as machine:
         machine.remember(ranks.memory())
         first = machine.start(launches[:1])
         for shard in ranks.shards[1:]:
@@ -162,7 +151,17 @@ def _inputs_after_the_start(module: emulator.Module) -> int:
 
 def test_the_fence_behind_a_peers_start_is_needed(module):
     assert _inputs_after_the_start(module) == 0
-    assert _inputs_after_the_start(_without(r"buffer_inv sc0 sc1")) > 0
+    assert _inputs_after_the_start(module, "system invalidate") > 0
+
+
+def _without(pattern: str) -> emulator.Module:
+    """The text with every place of a pattern turned into s_nop."""
+    text, places = re.subn(pattern, "s_nop 0", gfx950.code_object("ag_gemm").text.read_text())
+    assert places
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ag_gemm.s"
+        path.write_text(text)
+        return emulator.Module(path)
 
 
 def test_deleted_counted_waits_are_noticed():

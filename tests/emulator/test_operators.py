@@ -3,8 +3,9 @@ and launches run in the emulator, all ranks' together."""
 
 from __future__ import annotations
 
+import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -15,7 +16,7 @@ from kosmos_raw import emulator
 from kosmos_raw.build import gfx950, report
 from kosmos_raw.checks.operators import CHECKED, Case
 from kosmos_raw.checks.validate import merge, run_all
-from kosmos_raw.device.base import Kernel, Matrix, Tile
+from kosmos_raw.device.base import Kernel, Matrix, Memory, Tile
 from kosmos_raw.device.cpu import CpuDevice
 from kosmos_raw.ranks import communicator
 from tests import programs
@@ -36,10 +37,12 @@ class Node:
     def __init__(self, ranks: int, options: emulator.Options):
         self.options = options
         self.launches: list[emulator.Launch | None] = [None] * ranks
+        self.memory: list[np.ndarray] = []  # of all ranks: what caches may hold from before a launch
         self.here, self.done = threading.Barrier(ranks, self._run), threading.Barrier(ranks)
 
     def _run(self) -> None:
-        emulator.run([launch for launch in self.launches if launch], self.options)
+        launches = [launch for launch in self.launches if launch]
+        emulator.run(launches, self.options, self.memory if self.options.caches != "none" else ())
 
     def launch(self, launch: emulator.Launch, rank: int) -> None:
         self.launches[rank] = launch
@@ -74,6 +77,12 @@ def emulated(monkeypatch):
             def kernel(self, op: str) -> Kernel:
                 return EmulatedKernel(op, self.index, node)
 
+            def allocate(self, nbytes: int, **more: bool) -> Memory:
+                made = super().allocate(nbytes, **more)
+                if nbytes:
+                    node.memory.append(np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(made.address)))
+                return made
+
         monkeypatch.setattr(communicator, "open_device", lambda name, rank, ranks: Device(rank, ranks))
 
     return use
@@ -94,3 +103,19 @@ def test_operators_in_turn(emulated):
     """With changing shapes, split contractions and gradients that are added, each exact."""
     emulated(3, emulator.Options(threads=2))
     assert kr.launch(programs.back_to_back, 40, 5, ranks=3, mode="threads", workgroups=4) == [40] * 3
+
+
+def right_without(op: str, fences: tuple[str, ...], emulated: Callable[..., None], seed: int) -> bool:
+    """One shape, its contraction cut in parts, where caches keep what they have read and what they were given."""
+    emulated(3, emulator.Options(caches="workgroup", preempt=3, seed=seed, without_fences=fences))
+    case = Case((100, 40, 0), 300, 136, op, arena=True, iters=1, repeats=1, seed=seed, split=2)
+    outcomes = kr.launch(run_all, [case], ranks=3, mode="threads", workgroups=4, arena_bytes=1 << 20)
+    return merge([outcome for (outcome,) in outcomes]).passed
+
+
+@pytest.mark.parametrize("op", ["ag_gemm_dgrad", "bulk_rs"])
+def test_the_fences_round_sums_of_parts_are_needed(op, emulated):
+    """Sums of parts go from WG to WG of a rank. (What goes from rank to rank: test_ag_gemm.py, test_protocol.py.)"""
+    assert right_without(op, (), emulated, 1)
+    for fence in ("device write-back", "device invalidate"):
+        assert not all(right_without(op, (fence,), emulated, seed) for seed in (1, 2)), fence

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -69,16 +71,11 @@ def noticed(module: emulator.Module, options: list[Options], kernel: str = "exch
 CACHES = [Options(caches="xcd", seed=seed, limit_seconds=5) for seed in range(1, 5)]
 
 
-def test_a_deleted_write_back_is_noticed():
-    module = changed_module("exchange", "buffer_wbl2 sc0 sc1", "s_nop 0", 0)
-    assert exchange(module, Options())[0] == 0  # memory without caches hides it
-    assert noticed(module, CACHES)
-
-
-def test_a_deleted_invalidate_is_noticed():
-    module = changed_module("exchange", "buffer_inv sc0 sc1", "s_nop 0", 0)
-    assert exchange(module, Options())[0] == 0
-    assert noticed(module, CACHES)
+@pytest.mark.parametrize("fence", ["system write-back", "system invalidate"])
+def test_a_missing_fence_is_noticed(fence):
+    module = compiled_module("exchange")
+    assert exchange(module, Options(without_fences=(fence,)))[0] == 0  # memory without caches hides it
+    assert noticed(module, [replace(o, without_fences=(fence,)) for o in CACHES])
 
 
 def test_fences_of_too_small_a_scope_are_noticed():

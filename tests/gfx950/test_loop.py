@@ -81,7 +81,7 @@ def test_the_matrix_cores_are_busy(text: Callable[..., str], layout: str, rows: 
     at = {barrier: issue_model.estimate(shape, barrier, outside=barrier == 16) for barrier in (4, 8, 16, 32)}
     assert all(e.ideal == 2048 for e in at.values())
     assert at[16].busy >= 0.97 and at[4].busy >= at[8].busy >= at[16].busy >= at[32].busy
-    if rows == 32 or element == "MXFP8":
+    if rows == 32:
         assert at[16].busy >= 0.999
     assert shape.ask and shape.turn and (shape.ask_at, shape.turn_at) == (0, 2)
     # The next tile's first step waits for stores that nobody has counted, and FP32 is twice as much of them.

@@ -23,6 +23,13 @@ enum {
 };
 /* What a direct load to LDS does for lanes outside the buffer: unknown on hardware. */
 enum { EMULATOR_OUTSIDE_ZERO, EMULATOR_OUTSIDE_NOTHING, EMULATOR_OUTSIDE_GARBAGE };
+/* Fences that do nothing, to see whether somebody notices. */
+enum {
+  EMULATOR_NO_DEVICE_WRITE_BACK = 1,
+  EMULATOR_NO_DEVICE_INVALIDATE = 2,
+  EMULATOR_NO_SYSTEM_WRITE_BACK = 4,
+  EMULATOR_NO_SYSTEM_INVALIDATE = 8
+};
 enum { EMULATOR_OK, EMULATOR_TIME_LIMIT, EMULATOR_FAULT, EMULATOR_NO_KERNEL, EMULATOR_BAD_SHAPE, EMULATOR_NO_THREADS };
 
 typedef struct EmulatorOptions {
@@ -32,6 +39,7 @@ typedef struct EmulatorOptions {
   uint32_t caches, late, outside;
   uint32_t threads;         /* at least 1 */
   uint32_t resident_wgs;    /* of one launch at a time; 0: all of them */
+  uint32_t without_fences;
 } EmulatorOptions;
 
 typedef struct EmulatorRange {

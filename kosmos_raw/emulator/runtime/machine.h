@@ -191,6 +191,7 @@ inline Workgroup* make_workgroup(Launch& l, u32 index, const Services& services)
   const u32 xcc = permuted_xcc(o.seed, l.rank, index);
   g->memory.late = o.late;
   g->memory.outside = o.outside;
+  g->memory.without_fences = o.without_fences;
   g->memory.caches = o.caches;
   g->memory.barred = l.barred;
   g->memory.barred_count = l.barred_count;

@@ -17,7 +17,7 @@ struct AccessQueue {
 // What the runtime knows of a wave's workgroup when it performs an access.
 struct MemoryMode {
   View view;
-  u32 late, outside, barred_count;
+  u32 late, outside, without_fences, barred_count;
   const EmulatorRange* barred;
   bool caches;
 };

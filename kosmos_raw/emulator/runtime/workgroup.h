@@ -57,6 +57,8 @@ inline void service_wait(Wave& w, u32 memory, u32 lds_and_scalar) {
   if (lds_and_scalar == 0) leave_at_most(w, *g.queues[w.index][SCALAR_QUEUE], 0, g.memory);
 }
 inline void service_fence(Wave& w, bool write_back, bool invalidate, Coherence scope) {
+  const u32 which = (write_back ? EMULATOR_NO_DEVICE_WRITE_BACK : EMULATOR_NO_DEVICE_INVALIDATE) << (scope == SYSTEM ? 2 : 0);
+  if (w.group->memory.without_fences & which) return;
   if (invalidate) w.group->memory.view.invalidate(scope);
   if (!write_back) return;
   Access& x = service_begin(w, WRITE_BACK);
