@@ -15,6 +15,7 @@ import kosmos_raw as kr
 from kosmos_raw.checks.drills import DRILLS
 from kosmos_raw.checks.operators import CHECKED, Case
 from kosmos_raw.checks.validate import arena_bytes, merge, run_all
+from tests.test_layers import check_mlp
 
 from .tier import DEVICE
 
@@ -44,6 +45,12 @@ def test_ag_gemm_on_eight_processes():
 
 def test_one_rank():
     check([Case((257,), 100, 40, iters=1, op=op) for op in CHECKED], "threads")
+
+
+@pytest.mark.parametrize("grads", ["float32", "bf16"])
+def test_layers(grads):
+    """Forward and backward, with gradients that are added to buffers."""
+    check_mlp((30, 0, 5), grads, device=DEVICE, mode="threads", arena_bytes=4 << 20, workgroups=4, timeout_s=60)
 
 
 def test_nothing_is_kept_of_a_communicator():

@@ -24,7 +24,6 @@ from kosmos_raw.device.base import Handle, Memory
 from kosmos_raw.device.cupy_kernel import Code
 from kosmos_raw.ranks.communicator import Communicator
 from tests.hip import mutants
-from tests.test_layers import check_mlp
 
 CASE = Case((130, 0, 200), 264, 72, iters=1)
 IN_ARENA = replace(CASE, arena=True)
@@ -45,13 +44,6 @@ def _rank(comm: Communicator, case: Case, spoil: Callable[[Communicator], None] 
     if spoil:
         spoil(comm)
     return run(comm, case)
-
-
-def layers() -> None:
-    """Linear layers forward and backward on CuPy arrays, with gradients that are added to FP32 and BF16 buffers."""
-    for grads in ("float32", "bf16"):
-        check_mlp((30, 0, 5), grads, device="emulated", arena_bytes=ARENA, workgroups=4, timeout_s=60)
-    print("right")
 
 
 def read_at_once() -> None:

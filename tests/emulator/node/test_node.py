@@ -53,12 +53,6 @@ def test_ag_gemm(on_node, mode, ranks, options):
     assert done.calls["hipModuleLaunchKernel"] >= 2 * ranks
 
 
-def test_layers_on_cupy_arrays(on_node):
-    done = on_node(*PROGRAM, "layers()")
-    assert done.status == 0, done.out
-    assert done.stub_calls == {}
-
-
 def test_sources_through_hiprtc(on_node):
     """Where there is neither a shipped code object nor the compiler, CuPy hands hiprtc the sources."""
     done = on_node(*PROGRAM, "validate(mode='threads')", KOSMOS_HIP_CODE="source")
