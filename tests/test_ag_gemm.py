@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import kosmos_raw as kr
+from kosmos_raw.build.params import KINDS
 from kosmos_raw.checks.operators import Case
 from kosmos_raw.checks.validate import merge, run_all
 from kosmos_raw.numerics import oracles
