@@ -156,7 +156,9 @@ class GemmRs(Checked):
         return {"out": (exact, bound)}
 
     def arena_bytes(self, case: Case) -> int:
-        return 2 * case.m * round_up(case.n, 8) * 2  # staging
+        staging = 2 * case.m * round_up(case.n, 8) * 2
+        inbox = (case.ranks - 1) * round_up(max(case.rows), 256) * round_up(case.n, 256) * 2  # of the largest tile
+        return staging + inbox  # a communicator that has used both transports keeps both
 
 
 class AgGemmDgrad(Checked):
