@@ -31,7 +31,6 @@ struct Work {
   Kind kind = LEAVE;
   u32 chunk = 0, row = 0, part = 0;
 };
-DEVICE inline bool is_tile(const Work& w) { return w.kind == TILE || w.kind == HALF; }
 
 // Cross-rank signals of one rank, in memory that no cache holds back. Each slot has one writer, the rank it is named by,
 // and holds an epoch: compared by signed difference, never reset. (A count per epoch breaks when two launches differ in shape.)

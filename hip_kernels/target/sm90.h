@@ -13,7 +13,13 @@ constexpr u32 COPY_BATCH = 16;  // 64 KiB of all workers
 constexpr u32 DIES = 1;
 constexpr u32 TRACE_ROWS = 2;   // rows of Group::trace that one WG writes: the decider's, then the publisher's
 
-DEVICE inline u32 lane() { return threadIdx.x - FIRST_WORKER; }
+// Read anew at each use. Else compilers keep what follows from it, for all kinds of work, in registers through the
+// multiplications: moe_forward then spills.
+DEVICE inline u32 lane() {
+  u32 thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread - FIRST_WORKER;
+}
 DEVICE inline u32 lanes() { return WORKERS; }
 DEVICE inline u32 wg() { return blockIdx.x; }
 DEVICE inline u32 die() { return 0; }

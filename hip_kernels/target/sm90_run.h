@@ -119,14 +119,14 @@ template <class Op> INLINE void publish(const typename Op::Params& p, const Slot
   PanelsAt panels(shared);
   Work under_way;  // a PULL whose stores are: while the next one comes, nobody waits for them
   const auto settle = [&] {
-    if (under_way.kind == LEAVE) return;
+    if (!pulls<Op>() || under_way.kind == LEAVE) return;
     order_with_tma();
     schedule.finish(under_way);
     trace.mark(p.g, DONE, under_way);
     under_way = {};
   };
   const auto settle_all = [&] {
-    if (under_way.kind == LEAVE) return;
+    if (!pulls<Op>() || under_way.kind == LEAVE) return;
     wait_stores<0>();
     settle();
   };
@@ -159,7 +159,10 @@ template <class Op> INLINE void publish(const typename Op::Params& p, const Slot
 }
 
 // Whether it has halves of tiles that are n columns wide: what ranks exchange comes in whole panels.
-template <class Op> INLINE constexpr bool halves(u32 n) { return !exchanges<Op>() || n / 2 % PANEL == 0; }
+template <class Op> INLINE constexpr bool halves(u32 n) {
+  if constexpr (requires(const typename Op::Params& p) { p.halved; }) return !exchanges<Op>() || n / 2 % PANEL == 0;
+  else return false;
+}
 
 // The workers, a tile of N columns or fewer.
 template <class Op, u32 N, u32 RING>

@@ -107,11 +107,12 @@ INLINE void load_tile(const TileOperands& t, bool half, const Operands& o, u32 n
 // Workers. A thread's sums: of each 8 columns, two neighbours in row lane / 4 and two in the row 8 below, of its warp's 16.
 // One stage: starts its multiplications. Returns the barrier that says when it has been read. FIRST: sums begin with it.
 // RING: the launch's width, by which stages are laid out.
-template <Layout L, u32 N, u32 RING, bool FIRST> INLINE u32 start_step(float (&sums)[N / 2], u32 shared, RingAt& at) {
+template <Layout L, u32 N, u32 RING, bool FIRST>
+INLINE u32 start_step(float (&sums)[N / 2], u32 shared, u32 group, RingAt& at) {
   constexpr bool A_BY_K = L == NT, B_BY_K = L != TN;
   wait(shared + LOADED_AT + at.stage * 8, at.parity);
   const u32 stage = shared + at.stage * stage_bytes(RING), read = shared + READ_AT + at.stage * 8;
-  const u64 a = operand<A_BY_K>(stage + lane() / 128 * PANEL_BYTES), b = operand<B_BY_K>(stage + TILE_M * TILE_K * 2);
+  const u64 a = operand<A_BY_K>(stage + group * PANEL_BYTES), b = operand<B_BY_K>(stage + TILE_M * TILE_K * 2);
   wgmma_begin();
 #pragma unroll
   for (u32 i = 0; i < TILE_K / 16; i++)
@@ -123,11 +124,12 @@ template <Layout L, u32 N, u32 RING, bool FIRST> INLINE u32 start_step(float (&s
 // The first step apart: were it in the loop, sums would look used before they are set, and be kept while nobody multiplies.
 template <Layout L, u32 N, u32 RING>
 INLINE void multiply_tile(float (&sums)[N / 2], u32 steps, u32 shared, RingAt& at) {
-  const bool speaks = lane() % 32 == 0;
-  u32 last = start_step<L, N, RING, true>(sums, shared, at);
+  const u32 l = lane(), group = l / 128;
+  const bool speaks = l % 32 == 0;
+  u32 last = start_step<L, N, RING, true>(sums, shared, group, at);
 #pragma unroll 1
   for (u32 k = 1; k < steps; k++) {
-    const u32 read = start_step<L, N, RING, false>(sums, shared, at);
+    const u32 read = start_step<L, N, RING, false>(sums, shared, group, at);
     wgmma_wait<1>();  // the step before
     if (speaks) arrive(last);
     last = read;
