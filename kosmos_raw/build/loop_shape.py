@@ -150,6 +150,10 @@ def _is_lds_read(instruction: str) -> bool:
     return instruction.startswith("ds_read")
 
 
+def _is_made_scalar(instruction: str) -> bool:
+    return instruction.startswith("v_readfirstlane")
+
+
 def _is_atomic(instruction: str) -> bool:
     return instruction.startswith("global_atomic")
 
@@ -228,8 +232,9 @@ def of_kernel(text: str, kernel: str) -> Shape | None:
     end = _last_barrier(graph, loop)
     instructions = graph.instructions(loop)
     ask, ask_at = _detour(graph, loop, end, {_is_atomic: 1})
-    # The box is read, and a lane's offsets are computed anew: else the way is the one of a stream that ends.
-    turn, turn_at = _detour(graph, loop, end, {_is_lds_read: 1, _is_vector: 16}, avoid=_is_atomic)
+    # The box is read into scalars, and a lane's offsets are computed anew: the end of a stream has neither.
+    turned: dict[Test, int] = {_is_lds_read: 1, _is_made_scalar: 4, _is_vector: 16}
+    turn, turn_at = _detour(graph, loop, end, turned, avoid=_is_atomic)
     return Shape(
         loop=tuple(instructions[end + 1 :] + instructions[: end + 1]),
         border=tuple(_border(graph, loop)),

@@ -344,7 +344,8 @@ def decode(data: bytes) -> tuple[Line, int]:
     if fields.unread:
         modifiers["unread"] = fields.unread
     mnemonic = re.sub(r"_(e32|e64)$", "", i.op_name.lower())
-    e32 = name in ("VOP1", "VOP2", "VOPC") and mnemonic != "v_readfirstlane_b32"  # which has no other
+    alone = re.match(r"v_readfirstlane|v_f?mad?[am]k_", mnemonic)  # have no other encoding
+    e32 = name in ("VOP1", "VOP2", "VOPC") and not alone
     short = "dpp" if "DPP" in name else "e32" if e32 else ""
     return Line(mnemonic, short, tuple(operands), frozenset(modifiers.items())), i.size()
 
