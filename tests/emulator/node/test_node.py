@@ -25,18 +25,22 @@ def test_everything_inside(on_node):
 
 
 # -- ag_gemm, the whole way through the command line
+EVEN, RAGGED, FIVE = "64,64,64 --n 256 --k 64", "70,0,129 --n 77 --k 72", "3,64,0,61,1 --n 250 --k 200"
+
+
 @pytest.mark.parametrize(
-    ("mode", "ranks", "options"),
+    ("mode", "rows", "options"),
     [
-        ("processes", 4, "caches"),
-        ("processes", 3, "preempt=7,jitter=500"),
-        ("threads", 4, "caches,preempt=5"),
-        ("threads", 3, "late,preempt=5,jitter=200,seed=3"),
-        ("mpirun", 3, "caches,preempt=7,jitter=300"),
+        ("processes", "64,64,64,64 --n 256 --k 64", "caches"),
+        ("processes", RAGGED, "preempt=7,jitter=500"),
+        ("threads", FIVE, "caches,preempt=5"),
+        ("threads", EVEN, "late,preempt=5,jitter=200,seed=3"),
+        ("mpirun", EVEN, "caches,preempt=7,jitter=300"),
     ],
 )
-def test_ag_gemm(on_node, mode, ranks, options):
-    how = f"--device emulated --workgroups 4 --timeout 120 --iters 1 --json --m {64 * ranks} --n 256 --k 64"
+def test_ag_gemm(on_node, mode, rows, options):
+    ranks = rows.count(",") + 1
+    how = f"--device emulated --workgroups 4 --timeout 120 --iters 1 --json --rows {rows}"
     command = ["-m", "kosmos_raw", "validate", "ag_gemm", *how.split()]
     if mode == "mpirun":
         if not MPIRUN.is_file():
@@ -44,7 +48,7 @@ def test_ag_gemm(on_node, mode, ranks, options):
         run = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"
         command = ["-c", run, str(MPIRUN), "-n", str(ranks), sys.executable, *command]
     else:
-        command += ["--mode", mode, "--ranks", str(ranks)]
+        command += ["--mode", mode]
     done = on_node(*command, options=options)
     assert done.status == 0, done.out
     report = json.loads(done.out)
