@@ -4,6 +4,9 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check
 
+# Ranks are processes: without the files, each compiles every module that it imports again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test soak tsan lint bench wheel clean
 

@@ -23,7 +23,6 @@ from kosmos_raw.device import open_device
 from kosmos_raw.device.base import Handle, Memory
 from kosmos_raw.device.cupy_kernel import Code
 from kosmos_raw.ranks.communicator import Communicator
-from tests.hip import mutants
 
 CASE = Case((130, 0, 200), 264, 72, iters=1)
 IN_ARENA = replace(CASE, arena=True)
@@ -178,13 +177,6 @@ def _read_all(handles: list[Handle], connection: Any) -> None:
         connection.send(f"{type(error).__name__}: {error}")
 
 
-def own_handle() -> None:
-    """A device that takes its own handle for another process's."""
-    device = open_device("emulated", 0, 1)
-    memory = device.allocate(4096, shared=True)
-    device._open_token(device.export(memory))  # type: ignore[attr-defined]
-
-
 def fork() -> None:
     """A child that was forked uses the runtime of its parent."""
     device = open_device("emulated", 0, 1)
@@ -270,8 +262,8 @@ def visible() -> None:
     print("sees", [runtime.deviceGetPCIBusId(i)[5:7] for i in range(runtime.getDeviceCount())])
 
 
-if __name__ in ("__main__", "__mp_main__"):  # the ranks of a program are spoiled as it is itself
-    mutants.apply_named()
+if __name__ in ("__main__", "__mp_main__") and "KOSMOS_TEST_MUTANT" in os.environ:
+    importlib.import_module("tests.hip.mutants").apply_named()  # to ranks of a program as to itself
 
 if __name__ == "__main__":
     eval(sys.argv[1])  # a call of one of the functions above, written by a test

@@ -79,7 +79,6 @@ BUGS = {
     "use after free": ("use_after_free()", "", "no memory at address"),
     "no peer access": ("peer_access(False)", "", "GPU 0 has no peer access to GPU 1, whose memory is at"),
     "never ends": ("never_ends()", "limit=2", "did not end in 2 s"),
-    "own handle": ("own_handle()", "", "hipErrorInvalidContext"),
     "fence deleted": ("validate(fence_deleted, timeout_s=20)", "caches", "got|waited too long"),
 }
 
@@ -138,8 +137,7 @@ def test_a_missing_stream_wait_shows_with_late_streams(on_node, wait, wrong):
         ("share(inner_pointer, offset=0)", "", "opens other memory than it names"),  # the offset is lost
         ("share(inner_pointer, offset=0)", "ipc_keeps_offset", "read 2"),
         ("share(mask='0,2,1')", "", "read 2"),
-        ("share(mask='2,3,0')", "", "read 2"),
-        ("share(mask='2,3,0')", "", "sees GPUs in another order"),
+        ("share(mask='2,3,0')", "", r"sees GPUs in another order(.|\n)*read 2"),
         ("share(mask='1,0')", "", "have the same GPU, 0000:05:00.0"),
         ("share(mask='2,1')", "", "is not visible in this process"),
         ("share(flags=0)", "", "hipErrorInvalidValue"),
