@@ -20,6 +20,7 @@ from kosmos_raw.device.base import Kernel, Matrix, Memory, Tile
 from kosmos_raw.device.cpu import CpuDevice
 from kosmos_raw.ranks import communicator
 from tests import programs
+from tests.test_gemm_rs import check_patterns, pass_patterns
 
 pytestmark = [pytest.mark.emulated, pytest.mark.skipif(gfx950.missing() is not None, reason=str(gfx950.missing()))]
 
@@ -119,3 +120,10 @@ def test_the_fences_round_sums_of_parts_are_needed(op, emulated):
     assert right_without(op, (), emulated, 1)
     for fence in ("device write-back", "device invalidate"):
         assert not all(right_without(op, (fence,), emulated, seed) for seed in (1, 2)), fence
+
+
+def test_every_bf16_pattern_passes_gemm_rs(emulated):
+    """As tests/test_gemm_rs.py on the CPU: times one, plus zeros of the other rank."""
+    emulated(2, emulator.Options(caches="xcd", threads=2))
+    for owner in range(2):
+        check_patterns(np.concatenate(kr.launch(pass_patterns, owner, ranks=2, mode="threads", workgroups=8)))
