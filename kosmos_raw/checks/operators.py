@@ -112,6 +112,10 @@ class Checked(ABC):
     def arena_bytes(self, case: Case) -> int:
         """Room in the arena for a call with `case.arena` or without."""
 
+    def kept_bytes(self, case: Case) -> dict[str, int]:
+        """What the communicator keeps in the arena for the operator, by name, and lets grow with its calls."""
+        return {}
+
 
 class AgGemm(Checked):
     in_arena = "a"
@@ -156,9 +160,11 @@ class GemmRs(Checked):
         return {"out": (exact, bound)}
 
     def arena_bytes(self, case: Case) -> int:
-        staging = 2 * case.m * round_up(case.n, 8) * 2
+        return 0  # but for what is kept
+
+    def kept_bytes(self, case: Case) -> dict[str, int]:
         inbox = (case.ranks - 1) * round_up(max(case.rows), 256) * round_up(case.n, 256) * 2  # of the largest tile
-        return staging + inbox  # a communicator that has used both transports keeps both
+        return {"staging": 2 * case.m * round_up(case.n, 8) * 2, "inbox": inbox}
 
 
 class AgGemmDgrad(Checked):

@@ -141,8 +141,13 @@ def run_all(comm: Communicator, cases: Sequence[Case], progress: bool = False) -
 
 
 def arena_bytes(cases: Sequence[Case]) -> int:
-    """An arena with room for any of the cases, and for what `comm.empty` and alignment add."""
-    return max(CHECKED[case.op].arena_bytes(case) for case in cases) + (1 << 20)
+    """An arena with room for the cases one after another, and for what `comm.empty` and alignment add."""
+    kept: dict[str, int] = {}
+    for case in cases:
+        for name, nbytes in CHECKED[case.op].kept_bytes(case).items():
+            kept[name] = max(nbytes, kept.get(name, 0))
+    # Twice: what grows leaves a hole behind, into which what comes next may not fit.
+    return max(CHECKED[case.op].arena_bytes(case) for case in cases) + 2 * sum(kept.values()) + (1 << 20)
 
 
 def _to_numpy(array: Any) -> np.ndarray:
