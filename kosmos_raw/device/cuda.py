@@ -46,12 +46,23 @@ class CudaKernel(CupyKernel):
     def _start(self, params: np.ndarray, workgroups: int, operands: Sequence[Matrix]) -> None:
         # By the driver itself: CuPy's way takes 25 us, half the time of the smallest product worth its while.
         assert self._launch is not None
+        if operands:
+            self._check_boxes(operands, int(params["tile_n"][0]))
         _, encoded = self._encode(tuple(operands))
         arguments = (ctypes.c_void_p * 2)(params.ctypes.data, encoded)
         grid, block, stream = (workgroups, 1, 1), (self.threads, 1, 1), self._device.stream.ptr
         status = self._launch(self._function.ptr, *grid, *block, self._shared_bytes, stream, arguments, None)
         if status:
             raise GpuError(f"{self.op}: cuLaunchKernel gives error {status} for {workgroups} workgroups", status)
+
+    def _check_boxes(self, operands: Sequence[Matrix], width: int) -> None:
+        """A box of another height brings another number of bytes, for which the kernel would wait for ever."""
+        for matrix in operands:
+            if matrix.box_lines not in (0, self.tile.m, width // 2):
+                raise KosmosError(
+                    f"{self.op}: a matrix of {matrix.lines} lines is loaded {matrix.box_lines} at a time, want the "
+                    f"{self.tile.m} rows of a tile or half its {width} columns"
+                )
 
     def _encode(self, operands: tuple[Matrix, ...]) -> tuple[np.ndarray, int]:
         known = self._encoded.get(operands)

@@ -283,7 +283,7 @@ class MoELayer:
     def _operands(self, params: np.ndarray, tokens: int) -> list[Matrix]:
         """All matrices that tiles read."""
         p, c, plan = params[0], self.config, self.plan
-        m, n = plan.tile.m, plan.tile.n
+        m, n = plan.tile.m, plan.tile.n // 2  # see Matrix.box_lines
         own = len(c.experts_of(self.comm.rank, self.comm.ranks))
         w, ring = p["weights"], self.comm.device.address_of(self._x_ring)
         read = [
