@@ -78,7 +78,14 @@ INLINE i32 to_i32(double x) {
 
 INLINE float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 INLINE double fma_(double a, double b, double c) { return __builtin_fma(a, b, c); }
-INLINE half fma_(half a, half b, half c) { return (half)__builtin_fma((double)a, (double)b, (double)c); }
+// By float, rounded to odd so that the second rounding is the only one: few processors make a half of a double.
+INLINE half to_half(double x) {
+  const float near = (float)x;
+  if (!(near < x || near > x)) return (half)near;
+  const bool beyond = __builtin_fabs((double)near) > __builtin_fabs(x);
+  return (half)from_bits<float>((to_bits(near) - beyond) | 1);
+}
+INLINE half fma_(half a, half b, half c) { return to_half(__builtin_fma((double)a, (double)b, (double)c)); }
 INLINE float ldexp_(float x, i32 e) { return __builtin_ldexpf(x, e); }
 INLINE double ldexp_(double x, i32 e) { return __builtin_ldexp(x, e); }
 
