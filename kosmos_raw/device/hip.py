@@ -25,6 +25,7 @@ HOST_FLAGS = 0x40000000 | 2 | 1  # hipHostMallocCoherent | Mapped | Portable
 RUNTIME_COMPILER = ("-std=c++20", "-O3")
 FIXED_ROCM = (7, 0, 2)  # before it host memory was not coherent for kernels on gfx950
 CODE = "KOSMOS_HIP_CODE"  # "object" or "source"
+BLOCKING = ("HIP_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL")
 UNITS = "KOSMOS_COMPUTE_UNITS"  # how many compute units kernels may use: the rest stay free for others
 CU_MASKS = ("HSA_CU_MASK", "ROC_GLOBAL_CU_MASK")  # take compute units away without changing their count
 
@@ -116,6 +117,12 @@ class HipDevice(CupyDevice):
                 f"ROCm {'.'.join(map(str, version))}: before 7.0.2 kernels on {ARCH} may see old values of host "
                 "memory, so that a lost rank is noticed only when a wait ends by itself; install ROCm 7.0.2 or later"
             )
+        for variable in BLOCKING:
+            if self._ranks > 1 and os.environ.get(variable, "0") != "0":
+                _warn(
+                    f"{variable}={os.environ[variable]} has launches wait for their kernels: ranks that are threads of "
+                    "one process then wait for each other until their limit ends it; unset it, or use processes"
+                )
         if self._ranks > 1 and os.environ.get("HSA_ENABLE_IPC_MODE_LEGACY") == "1":
             _warn(
                 "HSA_ENABLE_IPC_MODE_LEGACY=1 breaks hipIpcGetMemHandle on newer Linux kernels; unset it, or set it to "

@@ -101,6 +101,17 @@ def test_known_bad_rocm_is_warned_about(make, monkeypatch, tmp_path):
         make("hip")
 
 
+@pytest.mark.parametrize("variable", ["HIP_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL"])
+def test_launches_that_wait_are_warned_about(make, variable, monkeypatch, recwarn):
+    monkeypatch.setenv(variable, "0")
+    make("hip", 0, 2)
+    monkeypatch.setenv(variable, "3")
+    make("hip", 0, 1)
+    assert not recwarn
+    with pytest.warns(RuntimeWarning, match=f"{variable}=3 has launches wait"):
+        make("hip", 0, 2)
+
+
 def test_two_hip_runtimes_are_refused(make, monkeypatch):
     device, _ = make("hip")
     monkeypatch.setattr(rocm, "hip_libraries", lambda: ["/a/libamdhip64.so.7", "/b/libamdhip64.so.6"])
