@@ -213,7 +213,7 @@ NO_PAIR = "both(b_part[h][n][k], b_part[h][n][k + 2]), y = both(a_part[m][k], a_
     [
         spoilt("no wait for loads before a barrier", "gfx950_tile.h", WAIT, ""),
         spoilt("one load too many allowed", "gfx950_tile.h", "wait_memory<YOUNGER>", "wait_memory<YOUNGER + 1>"),
-        spoilt("two stores too many allowed", "gfx950_epilogue.h", "? 16 : 0", "? 18 : 0"),
+        spoilt("two stores too many allowed", "gfx950_epilogue.h", "? 16\n", "? 18\n"),
         spoilt("no wait for fragments before a barrier", "gfx950_tile.h", WAIT_LDS + "    wait_lds();\n", WAIT_LDS),
         spoilt("no barrier behind a multiply part", "gfx950_tile.h", MULTIPLIED, MULTIPLIED.replace(MEET, "")),
         spoilt("no wait for a stream's first loads", "gfx950_tile.h", FIRST_LOADS, MEET),
