@@ -35,7 +35,7 @@ class _Linear:
         *,
         weight_grad: Any | None = None,
         bias_grad: Any | None = None,
-        policy: str = "one_way",
+        policy: str | None = None,
     ):
         self.comm, self.policy = comm, policy
         self.weight = as_matrix(comm, self.name, "weight", weight)

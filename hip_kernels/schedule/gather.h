@@ -38,7 +38,7 @@ template <class P> struct Gather {
   DEVICE u32 entries() const { return peers() * p.m.tile_rows_max * p.pulls.slabs * p.pulls.slices; }
 
   DEVICE void begin() {
-    mover = peers() && target::wg() < p.movers;
+    mover = peers() && target::wg() < p.movers && p.policy != BESIDE;
     p.counters.clear_other(p.g);
     announce_start(p.g);
   }
@@ -60,6 +60,12 @@ template <class P> struct Gather {
       if (const Work w = pull_at(i); w.kind != LEAVE) return w;
     }
     return {};
+  }
+
+  // Of the agent that moves beside its WG's builders (BESIDE). It has a schedule of its own, which never begins.
+  DEVICE Work next_beside() {
+    if (target::wg() >= p.movers || aborted(p.g)) return {};
+    return next_pull();
   }
 
   // The same pulls from one queue that any WG may ask (TWO_WAY). Its head is the count of pulls from oneself, which nobody

@@ -14,6 +14,7 @@ enum Policy : u32 {
   ONE_WAY,  // who finds no more work of its own kind takes the other kind, once
   FIXED,    // it leaves instead
   TWO_WAY,  // who finds work of its own kind not ready takes the other kind for once; where all is always ready, as ONE_WAY
+  BESIDE,   // all WGs build; movers are agents of their own in the first of these WGs, on targets that have such
 };
 
 // In which order tiles are taken (paper tables A.2 and A.3). Chosen at launch; the first is what is shipped, the others are

@@ -11,7 +11,7 @@ constexpr u32 GATED = 16;  // so that one thread has both sums, of every target'
 constexpr u32 WG_THREADS = 384, WORKERS = 256, FIRST_WORKER = WG_THREADS - WORKERS;
 constexpr u32 COPY_BATCH = 16;  // 64 KiB of all workers
 constexpr u32 DIES = 1;
-constexpr u32 TRACE_ROWS = 2;   // rows of Group::trace that one WG writes: the decider's, then the publisher's
+constexpr u32 TRACE_ROWS = 3;   // rows of Group::trace that one WG writes: the decider's, that of who ends works, the mover's beside
 
 // Read anew at each use. Else compilers keep what follows from it, for all kinds of work, in registers through the
 // multiplications: moe_forward then spills.

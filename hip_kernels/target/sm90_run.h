@@ -3,7 +3,7 @@
 //   decider    asks the schedule, waits for inputs, puts the work into a slot
 //   loaders    bring operands into the ring, one A and one B, or what is moved; run ahead as far as the ring goes
 //   workers    multiply and store, or add, or whatever else is no copy
-//   publisher  stores copies, waits for all stores, and publishes: workers never wait for a fence
+//   publisher  stores copies, waits for all stores, and publishes: workers never wait for a fence. Or it pulls (sm90_beside.h)
 //
 // So the next work is claimed while the last one is multiplied, and its operands are loaded while that is stored. The
 // decider asks when A's loader has two stages left: late, so that no WG holds work that another could begin sooner, and
@@ -12,7 +12,7 @@
 #pragma once
 #include "../schedule/trace.h"
 #include "ahead.h"
-#include "sm90_move.h"
+#include "sm90_beside.h"
 #include "sm90_push.h"
 
 namespace target {
@@ -20,7 +20,7 @@ namespace target {
 // threads of warpgroup 0 spill.
 constexpr u32 FEW_REGISTERS = 56, MANY_REGISTERS = 224;
 
-// Work n goes through slot n % 2. All addresses are in shared memory.
+// Work n goes through slot n % 2. All addresses are in shared memory. Where the publisher pulls beside, it reads none of them.
 struct Slots {
   static constexpr u32 READERS = WORKERS / 32 + 3;  // warps of workers, two loaders, publisher
   u32 at;
@@ -33,11 +33,11 @@ struct Slots {
   INLINE u32 work(u32 n) const { return at + 64 + n % 2 * 16; }
   INLINE static u32 parity(u32 n) { return n / 2 % 2; }
 
-  INLINE void init_all() const {
+  INLINE void init_all(bool published) const {
     for (u32 i = 0; i < 2; i++) {
       init(filled(i), 1);
       init(worked(i), WORKERS / 32);
-      init(empty(i), READERS);
+      init(empty(i), published ? READERS : READERS - 1);
     }
     init(soon(), 1);
     init(copied(), 1);
@@ -112,7 +112,12 @@ INLINE void load(const typename Op::Params& p, const Operands& o, const Slots& s
   }
 }
 
-template <class Op> INLINE void publish(const typename Op::Params& p, const Slots& slots, u32 shared) {
+template <class Op> INLINE void publish(const typename Op::Params& p, const Slots& slots, unsigned char* memory) {
+  if (pulls_beside<Op>(p)) {
+    if constexpr (requires(typename Op::Schedule& s) { s.next_beside(); }) pull_beside<Op>(p, memory);
+    return;
+  }
+  const u32 shared = shared_address(memory);
   const typename Op::Schedule schedule(p);
   Trace trace(TRACE_ROWS * wg() + 1);
   RingAt at;
@@ -172,20 +177,21 @@ INLINE void build(const typename Op::Params& p, const Work& w, const TileOperand
   if constexpr (exchanges<Op>()) {
     if (w.chunk != p.g.rank) send_tile<N>(sums, t, panels);
     else if (p.g.ranks > 1) add_tile<N>(sums, p.g, t, Op::own_rows(p, w), panels);
-    else store_rows<N, false>(sums, t, Op::own_rows(p, w), shared);
-  } else hand_over<Op, N>(p, w, sums, t, shared);
+    else store_rows<N, false>(sums, t, Op::own_rows(p, w), shared, false);
+  } else hand_over<Op, N>(p, w, sums, t, shared, pulls_beside<Op>(p));
 }
 
 template <class Op, u32 N> INLINE void work(const typename Op::Params& p, const Slots& slots, u32 shared) {
   const typename Op::Schedule schedule(p);
-  const bool speaks = lane() % 32 == 0;     // for its warp
+  const bool speaks = lane() % 32 == 0, beside = pulls_beside<Op>(p);  // speaks: for its warp
+  Trace trace(TRACE_ROWS * wg() + 1);
   RingAt at;
   PanelsAt panels(shared);
   u32 copies = 0;
   for (u32 n = 0;; n++) {
     const Work w = slots.get(n);
     __syncwarp();
-    if (speaks) arrive(slots.empty(n));
+    if (speaks && !beside) arrive(slots.empty(n));
     if (w.kind == LEAVE) return;
     if (is_tile(w.kind)) {
       const TileOperands t = Op::operands(p, w);
@@ -201,7 +207,8 @@ template <class Op, u32 N> INLINE void work(const typename Op::Params& p, const 
       if constexpr (adds<Op>()) add_moved<Op::STAGED>(p.g, w, Op::addends(schedule, w), N, shared, at);
     } else Op::move(schedule, w);
     __syncwarp();  // all lanes' stores, then the word of one
-    if (speaks) arrive(slots.worked(n));
+    if (beside && lane() == 0) trace.mark(p.g, DONE, w);
+    if (speaks) arrive(beside ? slots.empty(n) : slots.worked(n));
   }
 }
 
@@ -214,8 +221,9 @@ template <class Op> INLINE void run(const typename Op::Params& p, const Operands
       init(shared + LOADED_AT + i * 8, 2);
       init(shared + READ_AT + i * 8, STAGE_READERS);
     }
-    slots.init_all();
+    slots.init_all(!pulls_beside<Op>(p));
     if constexpr (exchanges<Op>()) init_panels(shared);
+    if (pulls_beside<Op>(p)) init_pieces(shared);
     inits_are_visible();
   }
   __syncthreads();  // the last barrier of all threads: the roles part here
@@ -225,7 +233,7 @@ template <class Op> INLINE void run(const typename Op::Params& p, const Operands
       if (warp == 0) decide<Op>(p, slots);
       else if (warp == 1) load<Op, true>(p, o, slots, shared);
       else if (warp == 2) load<Op, false>(p, o, slots, shared);
-      else publish<Op>(p, slots, shared);
+      else publish<Op>(p, slots, dynamic_shared);
     }
   } else {
     take_registers<MANY_REGISTERS>();

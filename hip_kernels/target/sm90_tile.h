@@ -24,7 +24,7 @@ constexpr u32 RING_BYTES = 4 * stage_bytes(TILE_N), WARP_PANEL = 16 * PANEL * 2;
 constexpr u32 RESULT_AT = RING_BYTES, CONTROL_AT = RESULT_AT + WORKERS / 32 * 2 * WARP_PANEL;
 constexpr u32 LOADED_AT = CONTROL_AT, READ_AT = LOADED_AT + 6 * 8;  // one barrier each a stage
 constexpr u32 SLOTS_AT = READ_AT + 6 * 8;
-constexpr u32 DYNAMIC_SHARED_BYTES = 229696;
+constexpr u32 DYNAMIC_SHARED_BYTES = 230400;
 static_assert(stages(192) * stage_bytes(192) <= RING_BYTES && stages(128) * stage_bytes(128) <= RING_BYTES);
 
 // The matrices that the launch's tiles lie in. kosmos_raw/build/sm90.py fills it.
@@ -171,11 +171,13 @@ struct WarpPanel {
 };
 
 // Plain rows of BF16.
+// ONE: there is one panel a warp, not two.
 template <u32 N, bool THROUGH>
-INLINE void store_rows(const float (&sums)[N / 2], const TileOperands& t, const TileResult& to, u32 shared) {
+INLINE void store_rows(const float (&sums)[N / 2], const TileOperands& t, const TileResult& to, u32 shared, bool one) {
 #pragma unroll
   for (u32 c = 0; c < (N + PANEL - 1) / PANEL; c++) {
-    const WarpPanel panel(panel_at(shared, lane() / 128, c % 2));
+    const WarpPanel panel(one ? shared + RESULT_AT + lane() / 128 * 4 * WARP_PANEL : panel_at(shared, lane() / 128, c % 2));
+    if (one) __syncwarp();  // the panel before has been read by all
 #pragma unroll
     for (u32 i = 0; i < 4 && c * PANEL + i * 16 < N; i++) {
       const float* s = sums + c * 32 + i * 8;
@@ -228,9 +230,9 @@ template <class Op> INLINE void hand_over_zeros(const typename Op::Params& p, co
 }
 template <class Op, u32 N>
 INLINE void hand_over_any(const typename Op::Params& p, const Work& w, const float (&sums)[N / 2], const TileOperands& t,
-                          u32 shared) {
+                          u32 shared, bool one) {
   const Epilogue how = Op::epilogue(w);
-  if (how == ROWS) store_rows<N, through<Op>()>(sums, t, Op::result(p, w), shared);
+  if (how == ROWS) store_rows<N, through<Op>()>(sums, t, Op::result(p, w), shared, one);
   else if (how == SUMS)
     each_four<N>(sums, t, [&](u32 row, u32 column, const float (&four)[4]) { Op::store_f32(p, w, row, column, four); });
   else
@@ -240,9 +242,9 @@ INLINE void hand_over_any(const typename Op::Params& p, const Work& w, const flo
 }
 template <class Op, u32 N>
 INLINE void hand_over(const typename Op::Params& p, const Work& w, const float (&sums)[N / 2], const TileOperands& t,
-                      u32 shared) {
-  if constexpr (requires { Op::epilogue(w); }) hand_over_any<Op, N>(p, w, sums, t, shared);
-  else if constexpr (requires { Op::result(p, w); }) store_rows<N, through<Op>()>(sums, t, Op::result(p, w), shared);
+                      u32 shared, bool one) {
+  if constexpr (requires { Op::epilogue(w); }) hand_over_any<Op, N>(p, w, sums, t, shared, one);
+  else if constexpr (requires { Op::result(p, w); }) store_rows<N, through<Op>()>(sums, t, Op::result(p, w), shared, one);
   else
     each_four<N>(sums, t, [&](u32 row, u32 column, const float (&four)[4]) { hand_over_four<Op>(p, w, row, column, four); });
 }

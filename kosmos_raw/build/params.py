@@ -14,7 +14,7 @@ KINDS = (
     *"leave pull drain poison reduce sum topk scan plan sort gate push send fold".split(),
     *"tile half route shared1 shared2 gemm1 gemm2".split(),
 )
-POLICIES = ("one_way", "fixed", "two_way")
+POLICIES = ("one_way", "fixed", "two_way", "beside")
 ORDERS = ("as_consumed", "chunk_major", "rank_order", "not_own_first")
 GAVE_UP = {1: "waited too long", 2: "told to stop", 3: "different call"}
 EVENTS = ("claimed", "ready", "done", "placed")

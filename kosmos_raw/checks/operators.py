@@ -30,7 +30,7 @@ class Case:
     n: int
     k: int
     op: str = "ag_gemm"
-    policy: str = "one_way"
+    policy: str | None = None  # the default of the device
     order: str = "as_consumed"
     movers: int | None = None
     arena: bool = False  # inputs that peers read lie in the arena, where no copy is needed

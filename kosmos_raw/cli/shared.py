@@ -68,7 +68,7 @@ def case_of(args: argparse.Namespace) -> Case:
         rows=row_counts(args),
         n=args.n,
         k=args.k,
-        policy=args.policy or "one_way",
+        policy=args.policy,
         order=args.order,
         transport=args.transport,
         movers=args.movers,

@@ -39,7 +39,8 @@ def record(case: Case, options: dict, events: int) -> Trace:
 
 
 def title(op: str, case: Case, device: str) -> str:
-    return f"{op} on {device}: {len(case.rows)} ranks, M={case.m} N={case.n} K={case.k}, {case.policy}"
+    shape = f"M={case.m} N={case.n} K={case.k}"
+    return f"{op} on {device}: {len(case.rows)} ranks, {shape}, {case.policy or 'default policy'}"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
         print_json(report)
     else:
         print(
-            f"{args.op} on {args.device}, {args.ranks} ranks, M={case.m} N={case.n} K={case.k}, {case.policy}: "
-            f"{'passed' if outcome.passed else 'FAILED'}; {case.iters} x {case.repeats} calls, "
+            f"{args.op} on {args.device}, {args.ranks} ranks, M={case.m} N={case.n} K={case.k}, "
+            f"{case.policy or 'default policy'}: {'passed' if outcome.passed else 'FAILED'}; {case.iters} x {case.repeats} calls, "
             f"bits {'equal' if outcome.bitwise_repeat else 'DIFFER'}; relative error {outcome.rel_error:.2e}, "
             f"largest element at {outcome.over_bound:.2f} of its bound; {outcome.seconds * 1e3:.1f} ms a call"
         )

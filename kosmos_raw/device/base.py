@@ -91,6 +91,7 @@ class Device(ABC):
     trace_rows: int = 1  # rows of trace events a WG writes
     dies: int = 1  # parts with an L2 of their own
     link: Link | None = None  # None: not measured; crews then follow the paper's table
+    beside: bool = False  # its WGs have a thread to spare that pulls rows while the others build (policy "beside")
     default_arena_bytes: int = 4 << 30  # symmetric memory of a rank when the caller does not say
     queues_launches: bool = True  # False: a launch has ended when `Kernel.launch` returns
     most_delay_us: int = 0  # for tests: how late a WG may come, by chance, to a claim or a publication. CPU only

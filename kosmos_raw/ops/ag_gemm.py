@@ -36,7 +36,7 @@ def ag_gemm(
     *,
     rows: Sequence[int] | None = None,
     out: Any | None = None,
-    policy: str = "one_way",
+    policy: str | None = None,
     order: str = "as_consumed",
     movers: int | None = None,
 ) -> Any:
@@ -52,7 +52,8 @@ def ag_gemm(
         rows: the rows of every rank's shard, when they are not all equal; any may be 0.
         out: bf16 [M, N] to fill, M the sum of the rows; None allocates it. Must not overlap a or b.
         policy: "one_way" (a mover whose share is moved becomes a builder), "fixed" (it leaves), or "two_way" (builders
-            pull too, while their next tile is not there).
+            pull too, while their next tile is not there), or on cuda "beside" (all WGs build, and a thread of each
+            pulls meanwhile). None: "beside" where there is such a thread, else "one_way".
         order: of the tiles: "as_consumed" (own rows first, then peers' row by row as they come), or for comparison
             "not_own_first" (own rows among them), "chunk_major" (own rows, then peer after peer) or "rank_order" (rank
             after rank). Bits depend on none of these.

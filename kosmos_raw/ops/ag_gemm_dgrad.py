@@ -32,7 +32,7 @@ def ag_gemm_dgrad(
     rows: Sequence[int] | None = None,
     out: Any | None = None,
     gathered: Any | None = None,
-    policy: str = "one_way",
+    policy: str | None = None,
     order: str = "as_consumed",
     movers: int | None = None,
     split: int | None = None,

@@ -118,7 +118,7 @@ def grid_of(comm: Communicator, op: str) -> Grid:
     kernel = comm.kernel(op)
     device = comm.device
     tiles = (kernel.tile, *kernel.other_tiles)
-    return Grid(tiles, comm.workgroups, device.default_workgroups, device.dies, device.link)
+    return Grid(tiles, comm.workgroups, device.default_workgroups, device.dies, device.link, device.beside)
 
 
 # -- where a kernel finds an operand, and leaves its result

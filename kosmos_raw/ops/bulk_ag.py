@@ -39,7 +39,7 @@ def bulk_ag(
     rows: Sequence[int] | None = None,
     out: Any | None = None,
     gathered: Any | None = None,
-    policy: str = "one_way",
+    policy: str | None = None,
     movers: int | None = None,
 ) -> tuple[Any, Any]:
     """Gathers X's rows from every rank and, beside that, multiplies C = A @ B of this rank.
@@ -52,7 +52,8 @@ def bulk_ag(
         a: bf16 [M, K]. b: bf16 [K, N]. Both of this rank alone; M, N and K may differ from rank to rank.
         rows: the rows of every rank's shard of X, when they are not all equal; any may be 0.
         out: bf16 [M, N] to fill. gathered: bf16 [sum of rows, width] to fill. None allocates.
-        policy: "one_way" (a mover whose share is moved becomes a builder) or "fixed" (it leaves).
+        policy: "one_way" (a mover whose share is moved becomes a builder), "fixed" (it leaves), or on cuda "beside"
+            (all WGs build, and a thread of each pulls meanwhile). None: "beside" where there is one, else "one_way".
         movers: WGs that begin as movers; None asks plan.bulk.
     Returns: (C, X of all ranks).
     Raises: as ag_gemm.

@@ -25,7 +25,7 @@ def gemm_rs(
     *,
     rows: Sequence[int] | None = None,
     out: Any | None = None,
-    policy: str = "one_way",
+    policy: str | None = None,
     order: str = "as_consumed",
     transport: str | None = None,
     movers: int | None = None,

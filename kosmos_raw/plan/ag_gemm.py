@@ -78,7 +78,7 @@ def plan_ag_gemm(
     k: int,
     grid: Grid,
     *,
-    policy: str = "one_way",
+    policy: str | None = None,
     movers: int | None = None,
     queues: int | None = None,
 ) -> AgGemmPlan:
@@ -96,7 +96,7 @@ def plan_ag_gemm_dgrad(
     k: int,
     grid: Grid,
     *,
-    policy: str = "one_way",
+    policy: str | None = None,
     movers: int | None = None,
     split: int | None = None,
     queues: int | None = None,
@@ -116,13 +116,15 @@ def _plan(
     n: int,
     k: int,
     grid: Grid,
-    policy: str,
+    policy: str | None,
     movers: int | None,
     split: int | None,
     queues: int | None,
 ) -> AgGemmPlan:
     every = tuple(int(r) for r in rows)
     ranks, shape, words = len(every), (sum(every), n, k), round_up(k, VECTOR) // VECTOR
+    whole = split == 1 or parts_that_fit(KERNELS[op], sum(every), n, grid.tiles[0], grid.workgroups) == 1
+    policy = grid.policy(policy, ranks, whole)
     crew = Crew.choose(op, shape, ranks, grid, policy, movers)
     tile = grid.tile(every, n, k, crew.movers)
 
@@ -134,8 +136,9 @@ def _plan(
         pulls = table_pulls(crew.movers, ranks, words)
         return AgGemmPlan(op, every, n, k, tile, grid.workgroups, crew, queues_of(tile), pulls, 1, 0, cut)
     moved = Moved(sum(every) * (ranks - 1) // ranks, words, awaited=True)
-    chosen = choose(grid.link, grid.tiles, every, n, k, grid.workgroups, moved, movers)
+    beside = policy == "beside"
+    chosen = choose(grid.link, grid.tiles, every, n, k, grid.workgroups, moved, movers, beside=beside)
     crew, tile = Crew.choose(op, shape, ranks, grid, policy, chosen.movers), chosen.tile
-    pulls = pulls_of(chosen, ranks, words, -(-n // tile.n), grid.workgroups)
+    pulls = pulls_of(chosen, ranks, words, -(-n // tile.n), grid.workgroups, beside=beside)
     plan = AgGemmPlan(op, every, n, k, tile, grid.workgroups, crew, queues_of(tile), pulls, 1, chosen.halved, cut)
     return replace(plan, together=together(chosen, every, plan.side_by_side))

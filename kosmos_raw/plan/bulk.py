@@ -82,7 +82,7 @@ def plan_bulk_ag(
     shape: tuple[int, int, int],
     grid: Grid,
     *,
-    policy: str = "one_way",
+    policy: str | None = None,
     movers: int | None = None,
 ) -> BulkAgPlan:
     """The plan for gathering rows[q] x `width` of each rank beside a product of `shape` (M, N, K).
@@ -92,14 +92,16 @@ def plan_bulk_ag(
     """
     op, every, (m, n, k) = "bulk_ag", tuple(int(r) for r in rows), shape
     ranks, words = len(every), round_up(width, VECTOR) // VECTOR
+    policy = grid.policy(policy, ranks)
+    beside = policy == "beside"
     crew = Crew.choose(op, shape, ranks, grid, policy, movers)
     if grid.link is None or ranks == 1 or not words:
         tile, pulls = grid.tile((m,), n, k, crew.movers), table_pulls(crew.movers, ranks, words)
         return BulkAgPlan(op, every, n, k, tile, grid.workgroups, crew, width, m, 0, pulls)
     moved = Moved(sum(every) * (ranks - 1) // ranks, words, awaited=False)
-    chosen = choose(grid.link, grid.tiles, (m,), n, k, grid.workgroups, moved, movers)
+    chosen = choose(grid.link, grid.tiles, (m,), n, k, grid.workgroups, moved, movers, beside=beside)
     crew, tile = Crew.choose(op, shape, ranks, grid, policy, chosen.movers), chosen.tile
-    pulls = pulls_of(chosen, ranks, words, -(-n // tile.n), grid.workgroups)
+    pulls = pulls_of(chosen, ranks, words, -(-n // tile.n), grid.workgroups, beside=beside)
     return BulkAgPlan(op, every, n, k, tile, grid.workgroups, crew, width, m, chosen.halved, pulls)
 
 
@@ -109,7 +111,7 @@ def plan_bulk_rs(
     shape: tuple[int, int, int],
     grid: Grid,
     *,
-    policy: str = "one_way",
+    policy: str | None = None,
     movers: int | None = None,
     max_movers: int | None = None,
     split: int | None = None,

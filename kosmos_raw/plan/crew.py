@@ -32,6 +32,13 @@ class Grid:
     uncapped: int = 0  # WGs that the device would have for it without a cap; fewer than `workgroups` counts as no cap
     dies: int = 1  # parts of the device with an L2 of their own
     link: Link | None = None  # to the peers, where it was measured: plan.link then chooses crews
+    beside: bool = False  # WGs have a thread that can move while the others build
+
+    def policy(self, asked: str | None, ranks: int, whole: bool = True) -> str:
+        """Of an all-gather: as asked for, or the fastest that there is. `whole`: its contraction is not cut."""
+        if asked is not None:
+            return asked
+        return "beside" if self.beside and self.link and ranks > 1 and whole else "one_way"
 
     def tile(self, rows: Sequence[int], n: int, k: int, movers: int) -> Tile:
         """The tile that suits a product of sum(rows) x n, contracted over k; see plan.tiles."""
@@ -53,7 +60,7 @@ class Crew:
         shape: tuple[int, int, int],
         ranks: int,
         grid: Grid,
-        policy: str,
+        policy: str | None,
         movers: int | None = None,
         max_movers: int | None = None,
     ) -> Crew:
@@ -65,19 +72,27 @@ class Crew:
         Raises:
             ValueError: no such launch can run; says why.
         """
+        policy = policy or "one_way"
         if policy not in POLICIES:
             raise ValueError(f"{op}: policy is {policy!r}, want one of {', '.join(POLICIES)}")
-        wgs = grid.workgroups
+        wgs, beside = grid.workgroups, policy == "beside"
+        if beside and ranks > 1 and (op in REDUCING or not grid.beside):
+            raise ValueError(
+                f"{op}: policy is 'beside', which only all-gathers have, on a device whose WGs have a thread to spare "
+                "(cuda); take 'one_way'"
+            )
         if ranks == 1:
             policy, movers = "one_way", 0
+        elif movers is None and beside:
+            movers = wgs
         elif movers is None:
             per_peer = movers_per_peer(KERNELS[op], *shape, workgroups=wgs)
             whole = wgs if op in REDUCING else max(wgs, grid.uncapped)
             movers = min(crew(per_peer, ranks, whole), max(1, wgs // 2))
-        if ranks > 1 and not 1 <= movers < wgs:
+        if ranks > 1 and not 1 <= movers < wgs + beside:
             raise ValueError(
-                f"{op}: movers is {movers}, want 1 to {wgs - 1}: with {wgs} WGs somebody must move and somebody must "
-                "build"
+                f"{op}: movers is {movers}, want 1 to {wgs - 1 + beside}: with {wgs} WGs somebody must move and somebody "
+                "must build"
             )
         if max_movers is None:  # half again as many as begin: more ask links that are busy
             max_movers = wgs if ranks == 1 else min(wgs, movers + -(-movers // 2))

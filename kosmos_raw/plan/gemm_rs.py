@@ -87,7 +87,7 @@ def plan_gemm_rs(
     k: int,
     grid: Grid,
     *,
-    policy: str = "one_way",
+    policy: str | None = None,
     movers: int | None = None,
     max_movers: int | None = None,
 ) -> GemmRsPlan:
@@ -115,7 +115,7 @@ def plan_gemm_rs(
 
 
 def plan_gemm_rs_push(
-    rows: Sequence[int], n: int, k: int, grid: Grid, *, policy: str = "one_way", order: str = "as_consumed"
+    rows: Sequence[int], n: int, k: int, grid: Grid, *, policy: str | None = None, order: str = "as_consumed"
 ) -> GemmRsPushPlan:
     """The same by push. Tiles of peers' rows and of the own alternate by bands. Where links take long, bands are low:
     at any time some WGs then have tiles to send and others tiles to add. Else they are as high as makes a wave of tiles

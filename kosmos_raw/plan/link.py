@@ -18,6 +18,7 @@ from .tiles import STEP, end_of_tiles, tile_count, tile_time
 
 MOST_MOVERS = 24  # of an all-gather; more gained nothing
 LEAST_PULL = 128 << 10  # bytes: publishing a pull then costs little beside it
+BESIDE_PULL = 32 << 10  # of a mover beside builders, which carries a hundredth of the link
 SLAB_K = (
     1024  # columns of a slab. Movers then read lines of 2 KiB from many rows at a time, faster than rows as a whole
 )
@@ -73,21 +74,25 @@ def choose(
     moved: Moved,
     movers: int | None = None,
     halves: bool = True,
+    beside: bool = False,
 ) -> Chosen:
     """The crew and tile with which a call ends first.
 
     Args: rows: of the product, chunk by chunk. movers: those to take, if somebody has chosen. halves: whether the
-        kernel can take tiles in halves.
+        kernel can take tiles in halves. beside: whether all WGs build, and movers are agents of their own.
     """
     saturates = -(-link.pull // link.mover)
     crews = range(1, max(1, min(MOST_MOVERS, workgroups // 2)) + 1) if movers is None else (movers,)
+    if beside:
+        crews, saturates = (movers or workgroups,), workgroups
     found: list[tuple[Chosen, float, int]] = []
     for i, tile in enumerate(tiles):
         unit, count = unit_us(tile, link), tile_count(tile, rows, n)
         whole, half = tile_time(tile.n, k) * unit, tile_time(tile.n // 2, k) * unit
         for crew in crews:
-            moved_us = BEGIN_US + moved.nbytes / (min(link.pull, crew * link.mover) * 1e3)
-            end, taken = end_of_tiles(count, whole, half if halves else whole, workgroups - crew, crew, moved_us)
+            rate, away = (link.pull, 0) if beside else (min(link.pull, crew * link.mover), crew)
+            moved_us = BEGIN_US + moved.nbytes / (rate * 1e3)
+            end, taken = end_of_tiles(count, whole, half if halves else whole, workgroups - away, away, moved_us)
             tail = END_US + whole * min(k, SLAB_K) / max(1, k) if moved.awaited else 0.0
             found.append(
                 (Chosen(crew, tile, count - taken, max(end, moved_us + tail), moved_us), abs(crew - saturates), i)
@@ -96,11 +101,12 @@ def choose(
     return min((one for one in found if one[0].us <= NEARLY * least), key=lambda one: (one[1], one[0].us, one[2]))[0]
 
 
-def pulls_of(chosen: Chosen, ranks: int, words: int, columns: int, workgroups: int, *, slabs: bool = True) -> Pulls:
+def pulls_of(chosen: Chosen, ranks: int, words: int, columns: int, workgroups: int, *, beside: bool = False) -> Pulls:
     """The cut that goes with a crew. `words`: 16 bytes each, of a row. `columns`: tiles in a row of the product."""
-    slab_words = min(words, SLAB_K // 8) if slabs else words
+    slab_words = min(words, SLAB_K // 8)
     count = -(-words // slab_words)
-    slices = max(1, min(chosen.movers, chosen.tile.m * slab_words * 16 // LEAST_PULL))
+    least = BESIDE_PULL if beside else LEAST_PULL
+    slices = max(1, min(chosen.movers, chosen.tile.m * slab_words * 16 // least))
     # As many tile rows side by side as have all their tiles under way at a time.
     band = max(1, -(-workgroups // (max(1, columns) * (ranks - 1)))) if count > 1 else 1
     return Pulls(slices, count, slab_words, band)
