@@ -141,6 +141,20 @@ def test_ranks_that_differ_are_reported() -> None:
     launch(work, ranks=2, mode="threads", device="cpu", timeout_s=20)
 
 
+def test_rows_that_are_pulled_lie_at_one_place_on_all_ranks() -> None:
+    def work(comm):
+        layer, case = layer_of(comm, pull=True)
+        x = case.inputs(0).x[comm.rank].astype(ml_dtypes.bfloat16)
+        inside = comm.empty(x.shape, x.dtype)  # used where it lies
+        inside[...] = x
+        ours = layer.forward(inside)[0]
+        assert (ours == layer.forward(x)[0]).all()
+        with pytest.raises(kr.WaitError, match="different call"):
+            layer.forward(x if comm.rank else inside)
+
+    launch(work, ranks=2, mode="threads", device="cpu", timeout_s=20)
+
+
 REFUSED = [
     ({"rings": (2, 1, 2, 3, 2)}, "h_slots is 3, want 4 or more"),
     ({"rings": (2, 0, 1, 2, 2)}, "x_slots is 1, want 2"),
@@ -214,8 +228,8 @@ def test_the_plan_counts_the_words_that_the_headers_do(tmp_path) -> None:
           p.g.signals_of[0] = &signals.common;
           const MoeWords w(p);
           out[0] = p.layout.words();
-          out[1] = w.sent(rows) - w.head(0);
-          out[2] = (char*)w.freed(0, MAX_RANKS - 1, rows) - (char*)&signals;
+          out[1] = w.pulled(rows) - w.head(0);
+          out[2] = (char*)(w.freed(0, MAX_RANKS - 1, rows - 1) + 1) - (char*)&signals;
           out[3] = target::GATED;
         }}"""
     )

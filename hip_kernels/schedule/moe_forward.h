@@ -214,6 +214,7 @@ struct MoeSchedule : MoeWords {
         if (i == 0) return remote(&own().sorted_in[w.chunk]);
         return i > 1 || v < p.x_slots ? end() : local(gemm1_done(v - p.x_slots), p.columns1);
       case GEMM1:
+        if (i < R && p.layout.pull) return i ? none() : local(pulled(v), ones(p.layout.sources_of(v)));
         if (i < R) return p.layout.sources_of(v) >> i & 1 ? remote(arrived(me, v, i)) : none();
         return i > R || v < p.h_slots ? end() : local(gemm2_done(v - p.h_slots), p.columns2);
       case GEMM2:
@@ -281,9 +282,7 @@ struct MoeSchedule : MoeWords {
       case PUSH:
         target::release(SYSTEM_SCOPE);
         return target::store(arrived(w.chunk, w.row, p.g.rank), p.g.epoch, SYSTEM_SCOPE);
-      case PULL:
-        target::release(DEVICE_SCOPE);
-        return target::store(arrived(p.g.rank, w.row, w.chunk), p.g.epoch, DEVICE_SCOPE);
+      case PULL: count(pulled(w.row)); return;
       case GEMM1:
         if (count(gemm1_done(w.row)) == p.columns1 && !p.layout.pull) slot_is_free(w.row);
         return;

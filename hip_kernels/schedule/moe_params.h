@@ -4,16 +4,18 @@
 
 constexpr u32 MAX_SCANS = 8;
 
-// Behind Signals, in the same memory: epochs again, one writer a slot. Those whose peer may be a launch ahead lie where no
-// shape moves them; `rows` follows from row_cap, which is the same on all ranks.
+// Behind Signals, in the same memory: epochs again, one writer a slot. No shape moves a slot: whatever layers follow each
+// other, and whoever of them is ahead, nobody finds one signal in another one's place.
 struct MoeSignals {
   Signals common;
   u32 counts_in[MAX_RANKS][MAX_SCANS];  // rank q has written a part of its counts
   u32 sorted_in[MAX_RANKS];             // PULL: rank q's list and x are complete
   u32 landed[MAX_RANKS];                // owner q has sent all of this rank's rows
-  // then arrived[row_cap][MAX_RANKS]: source q's rows of this rank's tile row v are in x
-  // then freed[MAX_RANKS][row_cap]: owner q has read its tile row v, so what takes its slot may be pushed
-  u32 rows[1];
+  // Of tile row v; as many follow as there may be tile rows.
+  struct Row {
+    u32 arrived[MAX_RANKS];  // source q has pushed its rows of this rank's tile row v
+    u32 freed[MAX_RANKS];    // owner q has read its tile row v, so what takes its slot may be pushed
+  } rows[1];
 };
 
 // A layer's matrices. Widths: H of tokens, I of experts, S of the shared expert, each as rounded up by the host. Matrices of
@@ -102,11 +104,12 @@ struct MoeWords {
   DEVICE u32* gemm1_done(u32 v) const { return routed(3 * token_rows() + v); }
   DEVICE u32* gemm2_done(u32 v) const { return gemm1_done(p.layout.row_cap + v); }
   DEVICE u32* sent(u32 v) const { return gemm1_done(2 * p.layout.row_cap + v); }
+  DEVICE u32* pulled(u32 v) const { return gemm1_done(3 * p.layout.row_cap + v); }
 
   DEVICE MoeSignals& signals(u32 q) const { return *(MoeSignals*)p.g.signals_of[q]; }
   DEVICE MoeSignals& own() const { return signals(p.g.rank); }
-  DEVICE u32* arrived(u32 at, u32 v, u32 q) const { return signals(at).rows + v * MAX_RANKS + q; }
-  DEVICE u32* freed(u32 at, u32 o, u32 v) const { return signals(at).rows + (MAX_RANKS + o) * p.layout.row_cap + v; }
+  DEVICE u32* arrived(u32 at, u32 v, u32 q) const { return &signals(at).rows[v].arrived[q]; }
+  DEVICE u32* freed(u32 at, u32 o, u32 v) const { return &signals(at).rows[v].freed[o]; }
 
   DEVICE u32 blocks() const { return (p.tokens + p.block - 1) / p.block; }
   DEVICE u32 token_rows() const { return (p.tokens + p.layout.tile_m - 1) / p.layout.tile_m; }

@@ -145,7 +145,7 @@ inline void begin_history(u64 seed) {
   W.over = false;
   W.message[0] = 0;
   W.on_idle = nothing_more;
-  W.now++;  // whatever is in the tables came before
+  W.began = W.now++;  // whatever is in the tables came before
   W.random = Random(seed);
   constexpr u32 BURSTS[] = {1, 4, 16, 64}, VISIBLE[] = {1, 4, 32};
   W.burst_most = BURSTS[W.random.below(4)];

@@ -104,8 +104,16 @@ inline u32 signal_index(const u32* p) {
   return MAX_SIGNALS - 1;
 }
 
+// A word that two ranks write, in whatever launches: each may find the other one's word for its own.
+inline void check_writer(const Fiber& f, const SignalWord& s, u32 i) {
+  if (s.when <= W.began || s.rank == f.rank || known_already(TWO_WRITERS)) return;
+  const Name name(W.signals + i);
+  symptom(TWO_WRITERS, "rank %u wg %u stores into %s, which rank %u has written", f.rank, f.wg, name.text, s.rank);
+}
+
 inline void changed(Fiber& f, u32 i, u32 value) {
   SignalWord& s = W.signal_words[i];
+  check_writer(f, s, i);
   s.old = W.signals[i];
   W.signals[i] = value;
   s.when = ++W.now;

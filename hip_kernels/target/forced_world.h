@@ -81,7 +81,8 @@ struct Fence {  // a place in the text
   u64 passed;
 };
 
-#define SYMPTOM_NAMES(X) X(WRONG_VALUE) X(RACE) X(OUTSIDE) X(NARROW_SCOPE) X(DEADLOCK) X(ENDLESS) X(CRASH) X(WRONG_END)
+#define SYMPTOM_NAMES(X) X(WRONG_VALUE) X(RACE) X(OUTSIDE) X(NARROW_SCOPE) X(DEADLOCK) X(ENDLESS) X(CRASH) X(WRONG_END) \
+  X(TWO_WRITERS)
 #define KOSMOS_ENUM(name) name,
 enum Symptom : u32 { SYMPTOM_NAMES(KOSMOS_ENUM) SYMPTOMS };
 
@@ -94,7 +95,7 @@ struct World {
   bool (*on_idle)();                            // nobody can go on: change something and return true, or it is a deadlock
   void (*name)(const void*, char*, size_t);     // of an address, for messages
   Random random;
-  u32 now;
+  u32 now, began;  // began: of this history
   u64 changes, time, steps, digest;
   u64 accesses;  // of data
   bool over;     // a broken protocol ran wild: the history ends here

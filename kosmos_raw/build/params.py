@@ -145,12 +145,13 @@ QUANTIZE_MXFP8 = _struct(
 )
 
 MOE_SCANS = 8
-MOE_SIGNALS = _struct(  # then two arrays of [MAX_RANKS][row_cap]
+MOE_SIGNALS_ROW = _struct(("arrived", "u4", (MAX_RANKS,)), ("freed", "u4", (MAX_RANKS,)))
+MOE_SIGNALS = _struct(  # with the first of as many rows as there may be tile rows
     ("common", SIGNALS),
     ("counts_in", "u4", (MAX_RANKS, MOE_SCANS)),
     ("sorted_in", "u4", (MAX_RANKS,)),
     ("landed", "u4", (MAX_RANKS,)),
-    ("rows", "u4"),
+    ("rows", MOE_SIGNALS_ROW),
 )
 MOE_LAYOUT = _struct(
     ("tables", "u8"),

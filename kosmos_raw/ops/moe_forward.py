@@ -151,7 +151,8 @@ class MoELayer:
             rings.x_slots,
             self.strided,
         )
-        call += (int(params["x_at"][0]), int(params["combine_at"][0]), int(params["counts_at"][0]))
+        places = ("x_at", "combine_at", "counts_at", *(("source_at", "list_at") if plan.pull else ()))
+        call += tuple(int(params[name][0]) for name in places)
         self.comm.launch(OP, params, call, plan.counter_words(tokens), self._operands(params, tokens))
         if not direct:
             out.view(np.uint16)[...] = self._array("out", tuple(x.shape), np.uint16)

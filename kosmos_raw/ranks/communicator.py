@@ -358,11 +358,12 @@ class Communicator:
         for struct in (SIGNALS, MOE_SIGNALS):
             for name in reversed(struct.names or ()):
                 start = struct.fields[name][1]  # type: ignore[index]
-                if start <= offset < struct.itemsize:
+                if start <= offset < struct.itemsize and name != "rows":
                     word = (offset - start) // 4
                     return f"{name}[{word // MOE_SCANS if name == 'counts_in' else word % MAX_RANKS}]"
         if 0 <= offset < SIGNAL_BYTES:
-            return f"signal[{(offset - MOE_SIGNALS.fields['rows'][1]) // 4}]"  # type: ignore[index]
+            row, word = divmod((offset - MOE_SIGNALS.fields["rows"][1]) // 4, 2 * MAX_RANKS)  # type: ignore[index]
+            return f"{'arrived' if word < MAX_RANKS else 'freed'}[{row}][{word % MAX_RANKS}]"
         if 0 <= offset - SIGNAL_BYTES < TILE_SIGNALS * 4:
             rank, tile = divmod((offset - SIGNAL_BYTES) // 4, self.tile_signals)
             return f"arrived[{rank}][{tile}]"

@@ -142,8 +142,8 @@ inline Pulls draw_pulls(Random& dice, u32 K, bool slabs) {
   return {1 + dice.below(3), (words + slab - 1) / slab, slab, 1 + dice.below(3)};
 }
 
-// At most 8 rows a rank, 2 slabs and 3 tiles a row, and 8 queues; moe_forward takes no more.
-constexpr u32 COUNTERS_PER_SET = 1 + MAX_RANKS + 8 + MAX_RANKS * 8 * 5;
+// At most 8 rows a rank, 2 slabs and 3 tiles a row, and 8 queues; moe_forward has a sixth as much again.
+constexpr u32 COUNTERS_PER_SET = 1 + MAX_RANKS + 8 + MAX_RANKS * 8 * 6;
 
 inline void draw_history(const Setup& s, u64 seed) {
   H.s = s;

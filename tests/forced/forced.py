@@ -19,7 +19,7 @@ sys.path.insert(0, str(HERE.parents[1]))  # so that it runs as a script in a che
 
 from kosmos_raw.build import params, zig  # noqa: E402
 
-SYMPTOMS = ("WRONG_VALUE", "RACE", "OUTSIDE", "NARROW_SCOPE", "DEADLOCK", "ENDLESS", "CRASH", "WRONG_END")
+SYMPTOMS = tuple("WRONG_VALUE RACE OUTSIDE NARROW_SCOPE DEADLOCK ENDLESS CRASH WRONG_END TWO_WRITERS".split())
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,16 @@
   X(PLANS_WITHOUT_COUNTS) X(ONE_COUNTS_BUFFER) X(SAYS_NOTHING_OF_NOTHING) X(COMPARES_EQUAL) X(TOPK_BEFORE_LOGITS)      \
   X(SCAN_BEFORE_TOPK) X(PUSH_BEFORE_SORT) X(PASSES_THE_GATE) X(SORTS_BACKWARDS) X(GEMM1_BEFORE_ROWS)                   \
   X(LEAVES_PADDING) X(PUSH_WITHOUT_CREDIT) X(CREDITS_FIRST_COLUMN) X(CREDITS_OLD_SOURCES) X(CREDITS_BY_ONE_WORD)       \
+  X(CREDITS_MOVE_WITH_THE_SHAPE)                                                                                        \
   X(GEMM1_BEFORE_ITS_SLOT) X(GEMM2_BEFORE_GEMM1) X(GEMM2_BEFORE_ITS_SLOT) X(SEND_BEFORE_GEMM2)                         \
   X(SENDS_AFTER_ONE_COLUMN) X(ALL_GEMM1_FIRST) X(TILES_BEFORE_MOVES) X(TILES_BEFORE_SENDS) X(LEAVES_BEFORE_MOVES)      \
   X(FOLDS_BEFORE_SENDS) X(CREW_WAITS_FOR_SENDS) X(CREW_WAITS_FOR_CREDIT) X(X_RING_TOO_SHORT) X(H_RING_TOO_SHORT)       \
   X(Y_RING_TOO_SHORT) X(FOLD_BEFORE_ROWS) X(LANDS_EARLY) X(SHARED2_BEFORE_SHARED1) X(FOLD_BEFORE_SHARED)               \
   X(PULL_BEFORE_SORT) X(PULL_BEFORE_ITS_SLOT) X(NOBODY_BUILDS) X(FOLDS_BACKWARDS) X(STORES_BESIDE)
-#define OWN_SIGNALS 2048
+#define OWN_SIGNALS 2112
 #include "moe_mutants.h"
 
-static_assert(OWN_SIGNALS >= MOE_SIGNALS);
+static_assert(OWN_SIGNALS >= MOE_SIGNALS + MOE_ROW_CAP * MAX_RANKS);  // what is more, for a mutant
 
 static void prepare_mutant(u32 me, u32 launch) {
   moe_prepare(me, launch);
@@ -46,6 +47,7 @@ static void run_mutant(u32 me, target::Box& box, bool decides) {
     case CREDITS_FIRST_COLUMN: return run_wg<With<CreditsFirstColumn>>(p, box, decides);
     case CREDITS_OLD_SOURCES: return run_wg<With<CreditsOldSources>>(p, box, decides);
     case CREDITS_BY_ONE_WORD: return run_wg<With<CreditsByOneWord>>(p, box, decides);
+    case CREDITS_MOVE_WITH_THE_SHAPE: return run_wg<With<CreditsMoveWithTheShape>>(p, box, decides);
     case GEMM1_BEFORE_ITS_SLOT: return run_wg<With<Impatient<slot_of_gemm1>>>(p, box, decides);
     case GEMM2_BEFORE_GEMM1: return run_wg<With<Impatient<one_of<GEMM2, 0>>>>(p, box, decides);
     case GEMM2_BEFORE_ITS_SLOT: return run_wg<With<Impatient<one_of<GEMM2, 1>>>>(p, box, decides);

@@ -5,7 +5,7 @@
 
 constexpr float MOE_EPS = 1e-20f;
 constexpr u32 MOE_ROW_CAP = 84, MOE_TOKENS = 8, MOE_TOP_K = 3, MOE_EXPERTS = 16, MOE_WIDE = 16, MOE_OWNED = 3;
-constexpr u32 MOE_SIGNALS = (sizeof(MoeSignals) - sizeof(Signals)) / 4 + 2 * MOE_ROW_CAP * MAX_RANKS;
+constexpr u32 MOE_SIGNALS = (sizeof(MoeSignals) - sizeof(Signals) + MOE_ROW_CAP * sizeof(MoeSignals::Row)) / 4;
 
 // A layer and how it is run: alike on all ranks, but for what `own` says.
 struct MoeCase {
@@ -141,7 +141,9 @@ inline u32 moe_counters(const Shape& s) {
   const MoeCase c = moe_case(launch);
   u32 rows = 0;
   for (u32 q = 0; q < H.s.ranks; q++) rows = most_in(rows, s.m.tile_rows(q));
-  return MoeWords::HEADS + MAX_RANKS + 3 * rows + 3 * c.row_cap;
+  const u32 words = MoeWords::HEADS + MAX_RANKS + 3 * rows + 4 * c.row_cap;
+  if (words > COUNTERS_PER_SET || c.row_cap > MOE_ROW_CAP) abort();
+  return words;
 }
 
 inline void moe_crews(MoeParams& p, Random& own) {
@@ -233,5 +235,11 @@ inline void moe_fill(u32 me, u64* MoeRank::* at, u32 used, char matrix, u32 laun
 inline bool moe_names(u32 me, const void* address, char* out, size_t bytes) {
   for (const MoePart& part : MOE_PARTS)
     if (name_part(me, address, out, bytes, part.name, moe_ranks[me].*part.at, part.words)) return true;
+  const MoeSignals& s = *(MoeSignals*)H.ranks[me].signals;
+  const struct { const char* name; const void* at; u32 count; } signals[] = {
+      {"counts_in", s.counts_in, MAX_RANKS * MAX_SCANS}, {"sorted_in", s.sorted_in, MAX_RANKS}, {"landed", s.landed, MAX_RANKS},
+      {"rows", s.rows, MOE_ROW_CAP * 2 * MAX_RANKS}};
+  for (const auto& part : signals)
+    if (name_part(me, address, out, bytes, part.name, part.at, part.count, 4)) return true;
   return false;
 }

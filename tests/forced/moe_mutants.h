@@ -109,6 +109,24 @@ struct CreditsByOneWord : MoeSchedule {
         target::store(freed(q, p.g.rank, 0), mark(w.row), SYSTEM_SCOPE);
   }
 };
+// A signal's place does not depend on a shape, so no other rank writes there in another launch.
+struct CreditsMoveWithTheShape : MoeSchedule {
+  using MoeSchedule::MoeSchedule;
+  u32* credit(u32 at, u32 o, u32 v) const { return signals(at).rows[p.layout.row_cap].arrived + o * p.layout.row_cap + v; }
+  bool wait_inputs(const Work& w) const {
+    if (w.kind == PUSH && w.row >= p.x_slots)
+      if (!wait_at_least(p.g, w, credit(p.g.rank, w.chunk, w.row - p.x_slots), p.g.epoch, SYSTEM_SCOPE)) return false;
+    return Impatient<one_of<PUSH, 1>>(p).wait_inputs(w);
+  }
+  void finish(const Work& w) const {
+    if (w.kind != GEMM1) return MoeSchedule::finish(w);
+    if (count(gemm1_done(w.row)) != p.columns1 || p.layout.pull || w.row + p.x_slots >= p.layout.rows()) return;
+    target::acquire(DEVICE_SCOPE);
+    target::release(SYSTEM_SCOPE);
+    for (u32 q = 0; q < p.g.ranks; q++)
+      if (p.layout.sources_of(w.row + p.x_slots) >> q & 1) target::store(credit(q, p.g.rank, w.row), p.g.epoch, SYSTEM_SCOPE);
+  }
+};
 // The owner of tokens is told of the last rows, not of the first.
 struct LandsEarly : MoeSchedule {
   using MoeSchedule::MoeSchedule;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...build.params import MAX_RANKS, MOE_SIGNALS
+from ...build.params import MAX_RANKS, MOE_SIGNALS, MOE_SIGNALS_ROW
 from ...device.base import Tile
 from ..heuristics import FITTED_WORKGROUPS, moe_combine_crew, moe_dispatch_crew
 from ..shapes import VECTOR, round_up
@@ -139,11 +139,11 @@ class MoeForwardPlan:
 
     def counter_words(self, tokens: int) -> int:
         """Of one counter set, with so many tokens on this rank (hip_kernels/schedule/moe_params.h)."""
-        return HEAD_COUNTERS + 3 * -(-tokens // self.tile.m) + 3 * self.tables.row_cap
+        return HEAD_COUNTERS + 3 * -(-tokens // self.tile.m) + 4 * self.tables.row_cap
 
     @property
     def signal_bytes(self) -> int:
-        return MOE_SIGNALS.itemsize + (2 * MAX_RANKS * self.tables.row_cap - 1) * 4
+        return MOE_SIGNALS.itemsize + (self.tables.row_cap - 1) * MOE_SIGNALS_ROW.itemsize
 
     @property
     def counts_bytes(self) -> int:
