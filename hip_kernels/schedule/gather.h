@@ -12,7 +12,8 @@ struct Pulls {
   u32 slices;      // equal parts of a slab of a tile row, each one PULL
   u32 slabs;
   u32 slab_words;  // 16-byte words of a line of a slab; the last slab may have fewer
-  u32 band;        // tile rows whose slabs are pulled side by side: the first slab of all of them, then the next one
+  u32 band;        // tile rows whose slabs are pulled side by side: the first slab of all of them, then the next one. If
+                   // they do not come out even, the first band is the lower one: the last one's tiles end together
 };
 static_assert(sizeof(Pulls) == 16);
 
@@ -48,9 +49,11 @@ template <class P> struct Gather {
   DEVICE Work pull_at(u32 i) const {
     const u32 q = peer_at(i % peers()), j = i / peers(), slices = p.pulls.slices;
     if (j >= pulls_from(q)) return {};
-    const u32 of_band = p.pulls.band * p.pulls.slabs * slices, first = j / of_band * p.pulls.band, in = j % of_band;
-    const u32 left = p.m.tile_rows(q) - first, of_slab = (left < p.pulls.band ? left : p.pulls.band) * slices;
-    return {PULL, q, first + in % of_slab / slices, in / of_slab * slices + in % slices};
+    const u32 band = p.pulls.band, row_pulls = p.pulls.slabs * slices, low = p.m.tile_rows(q) % band;
+    const bool in_low = j < low * row_pulls;
+    const u32 k = in_low ? j : j - low * row_pulls, rows = in_low ? low : band;
+    const u32 first = in_low ? 0 : low + k / (band * row_pulls) * band, in = k % (rows * row_pulls);
+    return {PULL, q, first + in % (rows * slices) / slices, in / (rows * slices) * slices + in % slices};
   }
 
   // Movers take the entries in turn, so that the rows that are wanted first come first, from all peers alike.

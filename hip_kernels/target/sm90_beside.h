@@ -3,19 +3,22 @@
 // multiply while a link was busy.) It is the publisher's thread: in operators that pull, tiles of a whole contraction have
 // nothing to publish.
 //
-// Its ring is the second half of the panels of results. Workers then use one panel a warp, not two.
+// Its ring is the second half of the panels of results. Workers then use one panel a warp, not two. Four lanes issue a piece
+// together: a single thread that issued all was what limited a pull, not the link.
 #pragma once
 #include "sm90_move.h"
 
 namespace target {
-// Of its ring. Two pieces fewer are on their way than there are: what was stored two pieces ago has left shared memory, so
-// that nobody waits for a place in the ring.
-constexpr u32 PIECES = 8, PIECE_BYTES = WORKERS / 32 * WARP_PANEL / PIECES, PIECES_AHEAD = PIECES - 2;
+constexpr u32 RUNS = 4, RUN_BYTES = 1024;  // a piece is a run of bytes for each lane
+constexpr u32 PIECES = 4, PIECE_BYTES = RUNS * RUN_BYTES;
+// On their way at a time. One fewer than there are: a place in the ring then is free before it is wanted.
+constexpr u32 PIECES_AHEAD = PIECES - 1;
+static_assert(PIECES * PIECE_BYTES == WORKERS / 32 * WARP_PANEL);
 
-// A piece that is coming: where it goes, and the pull that ends with it.
+// Of a piece that is coming: where a lane's run goes, and (lane 0) the pull that ends with it.
 struct alignas(16) Piece {
-  Vec16* to;
-  u32 bytes, zero;
+  Vec16* to[RUNS];
+  u32 bytes[RUNS];
   Work ends;
 };
 constexpr u32 PIECES_AT = SLOTS_AT + 192, PIECE_BARRIERS_AT = PIECES_AT + PIECES * sizeof(Piece);
@@ -26,66 +29,97 @@ template <class Op> INLINE bool pulls_beside(const typename Op::Params& p) {
   else return false;
 }
 INLINE void init_pieces(u32 shared) {
-  for (u32 i = 0; i < PIECES; i++) init(shared + PIECE_BARRIERS_AT + i * 8, 1);
+  for (u32 i = 0; i < PIECES; i++) init(shared + PIECE_BARRIERS_AT + i * 8, RUNS);
 }
 
-template <class Op> INLINE void pull_beside(const typename Op::Params& p, unsigned char* memory) {
+// A lane's runs of a Block: of all, in order, every RUNS-th.
+struct RunsOf {
+  Block b;
+  u32 run, runs, line;  // this one and how many there are of a line; its line
+  INLINE void begin(const Block& block, u32 lane) {
+    b = block, run = lane, line = 0;
+    if (b.words == b.pitch) b.words *= b.lines, b.lines = b.words ? 1 : 0;
+    runs = (b.words + RUN_BYTES / 16 - 1) / (RUN_BYTES / 16);
+    settle();
+  }
+  INLINE void advance() { run += RUNS, settle(); }
+  INLINE void settle() {
+    while (run >= runs && line < b.lines) run -= runs, line++;
+  }
+  INLINE u64 at() const { return (u64)line * b.pitch + run * (RUN_BYTES / 16); }
+  INLINE u32 words() const {
+    const u32 left = b.words - run * (RUN_BYTES / 16);
+    return line >= b.lines ? 0 : left < RUN_BYTES / 16 ? left : RUN_BYTES / 16;
+  }
+};
+
+// The first RUNS lanes of a warp. The first of them decides and publishes.
+template <class Op> INLINE void pull_beside(const typename Op::Params& p, unsigned char* memory, u32 lane) {
+  constexpr u32 ALL = (1 << RUNS) - 1;
   typename Op::Schedule schedule(p);
   Trace trace(TRACE_ROWS * wg() + 2);
   Piece* const pieces = (Piece*)(memory + PIECES_AT);
-  const u32 shared = shared_address(memory), ring = shared + RESULT_AT + WORKERS / 32 * WARP_PANEL;
+  const u32 shared = shared_address(memory), ring = shared + RESULT_AT + WORKERS / 32 * WARP_PANEL + lane * RUN_BYTES;
   u32 loaded = 0, stored = 0;  // pieces so far
   Work coming, landing;        // the pull that is loaded, and one all of whose stores are on their way
   u32 landing_since = 0;       // pieces stored after these
-  Block left = {};             // of `coming`; `at` words of its first line have been asked for
-  u32 at = 0;
+  u32 left = 0;                // pieces of `coming` that have not been asked for
+  RunsOf runs;
 
   const auto begin_next = [&] {  // whether there is more to pull
-    while (!left.lines) {
-      coming = schedule.next_beside();
-      trace.mark(p.g, CLAIMED, coming);
-      if (coming.kind == LEAVE || !schedule.wait_inputs(coming)) return false;
-      trace.mark(p.g, READY, coming);
+    while (!left) {
+      if (lane == 0) {
+        coming = schedule.next_beside();
+        trace.mark(p.g, CLAIMED, coming);
+        if (coming.kind != LEAVE && !schedule.wait_inputs(coming)) coming = {};
+        if (coming.kind != LEAVE) trace.mark(p.g, READY, coming);
+      }
+      coming.kind = (Kind)__shfl_sync(ALL, (u32)coming.kind, 0), coming.chunk = __shfl_sync(ALL, coming.chunk, 0);
+      coming.row = __shfl_sync(ALL, coming.row, 0), coming.part = __shfl_sync(ALL, coming.part, 0);
+      if (coming.kind == LEAVE) return false;
       order_with_tma();  // as for all loads: others' stores of what is loaded now
-      left = Op::pulled(p, coming), at = 0;
-      if (left.words == left.pitch) left.words *= left.lines, left.lines = left.words ? 1 : 0;
-      if (!left.lines) schedule.finish(coming);
+      runs.begin(Op::pulled(p, coming), lane);
+      left = (runs.b.lines * runs.runs + RUNS - 1) / RUNS;
+      if (!left && lane == 0) schedule.finish(coming);
     }
     return true;
   };
   const auto load_piece = [&] {
-    const u32 i = loaded++ % PIECES, rest = left.words - at, words = rest < PIECE_BYTES / 16 ? rest : PIECE_BYTES / 16;
-    wait_stores_read<2>();  // of the piece that was here
-    arrive_expecting(shared + PIECE_BARRIERS_AT + i * 8, words * 16);
-    load_bytes(ring + i * PIECE_BYTES, left.from + at, words * 16, shared + PIECE_BARRIERS_AT + i * 8);
-    Piece& piece = pieces[i];
-    piece.to = left.to + at, piece.bytes = words * 16;
-    at += words;
-    if (at == left.words) at = 0, left.lines--, left.from += left.pitch, left.to += left.pitch;
-    piece.ends = left.lines ? Work{} : coming;
+    const u32 i = loaded++ % PIECES, bytes = runs.words() * 16, barrier = shared + PIECE_BARRIERS_AT + i * 8;
+    pieces[i].to[lane] = runs.b.to + runs.at(), pieces[i].bytes[lane] = bytes;
+    left--;
+    if (lane == 0) pieces[i].ends = left ? Work{} : coming;
+    wait_stores_read<1>();  // of the run that was here
+    arrive_expecting(barrier, bytes);
+    if (bytes) load_bytes(ring + i * PIECE_BYTES, runs.b.from + runs.at(), bytes, barrier);
+    runs.advance();
   };
-  const auto settle = [&] {  // when the stores of `landing` have been waited for
+  const auto settle = [&] {  // when the lane's own stores of `landing` have been waited for
     order_with_tma();
-    schedule.finish(landing);
-    trace.mark(p.g, DONE, landing);
+    __syncwarp(ALL);
+    if (lane == 0) {
+      schedule.finish(landing);
+      trace.mark(p.g, DONE, landing);
+    }
     landing = {};
   };
   const auto store_piece = [&] {
     const u32 i = stored % PIECES;
-    const Piece& piece = pieces[i];
     wait(shared + PIECE_BARRIERS_AT + i * 8, stored++ / PIECES % 2);
-    store_bytes(piece.to, ring + i * PIECE_BYTES, piece.bytes);
+    if (pieces[i].bytes[lane]) store_bytes(pieces[i].to[lane], ring + i * PIECE_BYTES, pieces[i].bytes[lane]);
     commit_stores();
-    const bool ends = piece.ends.kind != LEAVE;
-    if (landing.kind != LEAVE && (ends || ++landing_since == 2)) {
+    const Work ends = pieces[i].ends;
+    if (landing.kind != LEAVE && (ends.kind != LEAVE || ++landing_since == 2)) {
       wait_stores<1>();
       settle();
     }
-    if (ends) landing = piece.ends, landing_since = 0;
+    if (ends.kind != LEAVE) landing = ends, landing_since = 0;
+    __syncwarp(ALL);  // all have read what lane 0 wrote of this piece
   };
 
   for (bool more = true; more || loaded != stored;) {
     while (more && loaded - stored < PIECES_AHEAD && (more = begin_next())) load_piece();
+    __syncwarp(ALL);
     if (loaded != stored) store_piece();
   }
   wait_stores<0>();

@@ -112,12 +112,7 @@ INLINE void load(const typename Op::Params& p, const Operands& o, const Slots& s
   }
 }
 
-template <class Op> INLINE void publish(const typename Op::Params& p, const Slots& slots, unsigned char* memory) {
-  if (pulls_beside<Op>(p)) {
-    if constexpr (requires(typename Op::Schedule& s) { s.next_beside(); }) pull_beside<Op>(p, memory);
-    return;
-  }
-  const u32 shared = shared_address(memory);
+template <class Op> INLINE void publish(const typename Op::Params& p, const Slots& slots, u32 shared) {
   const typename Op::Schedule schedule(p);
   Trace trace(TRACE_ROWS * wg() + 1);
   RingAt at;
@@ -229,11 +224,15 @@ template <class Op> INLINE void run(const typename Op::Params& p, const Operands
   __syncthreads();  // the last barrier of all threads: the roles part here
   if (warp < FIRST_WORKER / 32) {
     give_registers<FEW_REGISTERS>();
-    if (threadIdx.x % 32 == 0) {
+    const u32 thread = threadIdx.x % 32;
+    if (warp == 3 && pulls_beside<Op>(p)) {
+      if constexpr (requires(typename Op::Schedule& s) { s.next_beside(); })
+        if (thread < RUNS) pull_beside<Op>(p, dynamic_shared, thread);
+    } else if (thread == 0) {
       if (warp == 0) decide<Op>(p, slots);
       else if (warp == 1) load<Op, true>(p, o, slots, shared);
       else if (warp == 2) load<Op, false>(p, o, slots, shared);
-      else publish<Op>(p, slots, dynamic_shared);
+      else publish<Op>(p, slots, shared);
     }
   } else {
     take_registers<MANY_REGISTERS>();

@@ -107,8 +107,9 @@ def pulls_of(chosen: Chosen, ranks: int, words: int, columns: int, workgroups: i
     count = -(-words // slab_words)
     least = BESIDE_PULL if beside else LEAST_PULL
     slices = max(1, min(chosen.movers, chosen.tile.m * slab_words * 16 // least))
-    # As many tile rows side by side as have all their tiles under way at a time.
-    band = max(1, -(-workgroups // (max(1, columns) * (ranks - 1)))) if count > 1 else 1
+    # As many tile rows side by side as have all their tiles under way at a time, at the end.
+    at_once = columns * (2 if chosen.halved else 1)
+    band = max(1, -(-workgroups // (max(1, at_once) * (ranks - 1)))) if count > 1 else 1
     return Pulls(slices, count, slab_words, band)
 
 
