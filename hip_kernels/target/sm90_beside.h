@@ -21,7 +21,7 @@ struct alignas(16) Piece {
   u32 bytes[RUNS];
   Work ends;
 };
-constexpr u32 PIECES_AT = SLOTS_AT + 192, PIECE_BARRIERS_AT = PIECES_AT + PIECES * sizeof(Piece);
+constexpr u32 PIECES_AT = SLOTS_AT + 96, PIECE_BARRIERS_AT = PIECES_AT + PIECES * sizeof(Piece);
 static_assert(PIECE_BARRIERS_AT + PIECES * 8 <= DYNAMIC_SHARED_BYTES && PIECES_AT % alignof(Piece) == 0);
 
 template <class Op> INLINE bool pulls_beside(const typename Op::Params& p) {

@@ -1,7 +1,8 @@
 // sm_90a: tiles that ranks exchange, by TMA and through panels of 64 x 64 in shared memory. A partial tile lies at its owner as
 // the workers left it in their panels, 8 KiB each, so that the owner's workers read it back as they hold their own sums.
 //
-// Two panels for each warpgroup of workers, used in turn by publisher and workers alike. A tile of a peer's rows: the workers
+// Panels of each warpgroup of workers are used in turn by publisher and workers alike. The widest tile has room for half of
+// what a warpgroup holds, the others for all of it: then nobody waits for what is being sent or fetched. A tile of a peer's rows: the workers
 // fill a panel, the publisher sends it. A tile of the own rows: the publisher fetches what peers have sent, the workers add it
 // in rank order and leave the result in the last of them, from where they store it. Fetching begins while they multiply.
 #pragma once
@@ -14,23 +15,36 @@ template <class Op> INLINE constexpr bool exchanges() {
 
 constexpr u32 PANELS_AT = SLOTS_AT + 96;  // barriers: a filled, a fetched and an empty one for each panel
 constexpr u32 WARPS = 4;                  // of a warpgroup: that many fill or empty a panel
-static_assert(PANELS_AT + 12 * 8 <= DYNAMIC_SHARED_BYTES);
+constexpr u32 MOST_PANELS = 4;            // of a warpgroup
+static_assert(PANELS_AT + 2 * MOST_PANELS * 3 * 8 <= DYNAMIC_SHARED_BYTES);
+
+// Panels of a warpgroup where tiles are n wide. Where the ring is shorter than its room, more lie behind it.
+INLINE constexpr u32 panels(u32 n) { return n == TILE_N_MEDIUM ? MOST_PANELS : 2; }
+static_assert(stages(TILE_N_MEDIUM) * stage_bytes(TILE_N_MEDIUM) + 2 * (MOST_PANELS - 2) * PANEL_BYTES <= RING_BYTES);
 
 // One thread's place in the sequence of panels, which is the same for both warpgroups.
 struct PanelsAt {
-  u32 shared, uses = 0, odd = 0;  // odd: bit i, of the barrier that this thread waits for besides empty, panel i % 2
-  INLINE explicit PanelsAt(u32 shared) : shared(shared) {}
-  INLINE u32 panel(u32 group) const { return panel_at(shared, group, uses % 2); }
-  INLINE u32 barrier(u32 group, u32 which) const { return shared + PANELS_AT + ((group * 2 + uses % 2) * 3 + which) * 8; }
+  u32 shared, behind, count, at = 0, empty_parity = 1;
+  u32 odd = 0;  // bit i, of the barrier that this thread waits for besides empty, panel i
+  INLINE PanelsAt(u32 shared, u32 n) : shared(shared), behind(shared + stages(n) * stage_bytes(n)), count(panels(n)) {}
+  INLINE u32 panel(u32 group) const {
+    return at < 2 ? panel_at(shared, group, at) : behind + (group * 2 + at - 2) * PANEL_BYTES;
+  }
+  INLINE u32 barrier(u32 group, u32 which) const {
+    return shared + PANELS_AT + ((group * MOST_PANELS + at) * 3 + which) * 8;
+  }
+  INLINE void next() {
+    if (++at == count) at = 0, empty_parity ^= 1;
+  }
   INLINE u32 filled(u32 group) const { return barrier(group, 0); }   // by workers
   INLINE u32 fetched(u32 group) const { return barrier(group, 1); }  // by TMA
   INLINE u32 empty(u32 group) const { return barrier(group, 2); }
-  INLINE void wait_empty(u32 group) const { wait(empty(group), uses / 2 % 2 ^ 1); }
-  INLINE u32 parity() const { return odd >> uses % 2 & 1; }
-  INLINE void passed() { odd ^= 1u << uses % 2; }
+  INLINE void wait_empty(u32 group) const { wait(empty(group), empty_parity); }
+  INLINE u32 parity() const { return odd >> at & 1; }
+  INLINE void passed() { odd ^= 1u << at; }
 };
 INLINE void init_panels(u32 shared) {
-  for (u32 i = 0; i < 4; i++) {
+  for (u32 i = 0; i < 2 * MOST_PANELS; i++) {
     init(shared + PANELS_AT + i * 24, WARPS);
     init(shared + PANELS_AT + i * 24 + 8, 1);
     init(shared + PANELS_AT + i * 24 + 16, WARPS);
@@ -59,7 +73,7 @@ template <class Op> INLINE bool exchange(const typename Op::Schedule& s, const W
           arrive_expecting(at.fetched(group), PANEL_BYTES);
           load_bytes(at.panel(group), from + group * PANEL_WORDS, PANEL_BYTES, at.fetched(group));
         }
-        at.uses++;
+        at.next();
       }
     return there;
   }
@@ -79,7 +93,7 @@ template <class Op> INLINE bool exchange(const typename Op::Schedule& s, const W
       last = at.empty(group);
     }
     at.passed();
-    at.uses++;
+    at.next();
   }
   wait_stores_read<0>();
   arrive_times(last, WARPS);
@@ -104,7 +118,7 @@ template <u32 N> INLINE void send_tile(const float (&sums)[N / 2], const TileOpe
     shared_then_tma();
     __syncwarp();
     if (lane() % 32 == 0) arrive(at.filled(group));
-    at.uses++;
+    at.next();
   }
 }
 
@@ -139,7 +153,7 @@ INLINE void add_tile(const float (&sums)[N / 2], const Group& g, const TileOpera
       if (own || q == last) continue;
       __syncwarp();
       if (lane() % 32 == 0) arrive(at.empty(group));
-      at.uses++;
+      at.next();
     }
     const WarpPanel panel(at.panel(group));
     __syncwarp();
@@ -153,7 +167,7 @@ INLINE void add_tile(const float (&sums)[N / 2], const Group& g, const TileOpera
     shared_then_tma();  // TMA writes here next
     __syncwarp();
     if (lane() % 32 == 0) arrive(at.empty(group));
-    at.uses++;
+    at.next();
   }
 }
 }  // namespace target

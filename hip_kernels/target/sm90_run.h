@@ -116,7 +116,7 @@ template <class Op> INLINE void publish(const typename Op::Params& p, const Slot
   const typename Op::Schedule schedule(p);
   Trace trace(TRACE_ROWS * wg() + 1);
   RingAt at;
-  PanelsAt panels(shared);
+  PanelsAt panels(shared, p.tile_n);
   Work under_way;  // a PULL whose stores are: while the next one comes, nobody waits for them
   const auto settle = [&] {
     if (!pulls<Op>() || under_way.kind == LEAVE) return;
@@ -181,7 +181,7 @@ template <class Op, u32 N> INLINE void work(const typename Op::Params& p, const 
   const bool speaks = lane() % 32 == 0, beside = pulls_beside<Op>(p);  // speaks: for its warp
   Trace trace(TRACE_ROWS * wg() + 1);
   RingAt at;
-  PanelsAt panels(shared);
+  PanelsAt panels(shared, N);
   u32 copies = 0;
   for (u32 n = 0;; n++) {
     const Work w = slots.get(n);
