@@ -2,14 +2,15 @@
 // gemm_rs.h; but nobody moves. Who builds a tile of a peer's rows stores it straight into that peer's inbox, and who builds a
 // tile of the own rows adds what has come for it from all peers, in rank order, when it stores it.
 //
-// Tiles go band by band; those for peers run one band ahead of the own, so that links are busy from the first tile on and
-// what an own tile waits for is most often there.
+// Tiles go band by band, in low ones, so that at any time some WGs have tiles to send and others tiles to add: whoever sends
+// is held up by a link that is asked by all. Those for peers run some bands ahead of the own: links are busy from the first
+// tile on, and what an own tile waits for is most often there.
 //
 // The inbox needs no second buffer and no poison. A tile is stored when its owner has started this launch: it has then left
 // every earlier one, in which it read what lay there. And it is read when its signal says so, which carries the epoch.
 //
 // Why it cannot deadlock: storing a peer's tile waits for that peer to start. Storing an own tile of row r waits for the peers'
-// tiles of row r. Tiles are claimed in the order P0 P1 O0 P2 O1 .. of bands: an own tile comes before a tile for a peer only if
+// tiles of row r. Tiles are claimed in the order P0 P1 O0 P2 O1 .. of bands (or P0 P1 P2 O0 ..): an own tile comes before a tile for a peer only if
 // its row is lower. So whoever holds what is waited for, or would have to claim it, is held up, if at all, at a lower row, and
 // by induction over rows ends. (RANK_ORDER: the same over chunks, rows and columns, in one order on all ranks.) So a target may
 // claim ahead, and ranks need not have bands of one height. DRAIN waits for starts only.
@@ -39,8 +40,9 @@ struct GemmRsPushParams {
   u32 band_tile_rows; // tile rows of a band
   u32 order;          // AS_CONSUMED or RANK_ORDER
   u32 halved;         // entries, the last of the queue and of own tiles alone, that are taken in halves
+  u32 lead, zero;     // bands, at least one, that tiles for peers are ahead of the own; AS_CONSUMED
 };
-static_assert(sizeof(GemmRsPushParams) == 376);
+static_assert(sizeof(GemmRsPushParams) == 384);
 
 struct GemmRsPushSchedule {
   const GemmRsPushParams& p;
@@ -78,19 +80,17 @@ struct GemmRsPushSchedule {
       if (row < p.m.tile_rows(q)) return {TILE, q, row, i % cols};
       return {};
     }
-    const u32 of_band = p.band_tile_rows * cols, away = peers() * of_band;
-    u32 q, band, in;
-    if (i < away) {
-      band = 0, q = peer_at(i / of_band), in = i % of_band;
-    } else {
-      band = (i - away) / (away + of_band), in = (i - away) % (away + of_band), q = p.g.rank;
-      if (band + 1 < bands()) {
-        if (in < away) band++, q = peer_at(in / of_band), in %= of_band;
-        else in -= away;
-      }
-    }
-    const u32 row = band * p.band_tile_rows + in % p.band_tile_rows;
-    if (row < p.m.tile_rows(q)) return {TILE, q, row, in / p.band_tile_rows};
+    // Peers' bands up to the lead; then of each following step peers' band and an own one; then the last own ones.
+    const u32 of_band = p.band_tile_rows * cols, away = peers() * of_band, all = away + of_band;
+    const u32 lead = p.lead < bands() ? p.lead : bands(), first = lead * away, last = first + (bands() - lead) * all;
+    u32 band, in;
+    if (i < first) band = i / away, in = i % away;
+    else if (i < last) band = (i - first) / all + lead, in = (i - first) % all;
+    else band = bands() + (i - last) / of_band, in = away + (i - last) % of_band;
+    const bool own = in >= away;
+    if (own) band -= lead, in -= away;
+    const u32 q = own ? p.g.rank : peer_at(in / of_band), row = band * p.band_tile_rows + in % p.band_tile_rows;
+    if (row < p.m.tile_rows(q)) return {TILE, q, row, in % of_band / p.band_tile_rows};
     return {};
   }
 

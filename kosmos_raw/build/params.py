@@ -109,7 +109,7 @@ GEMM_RS_PUSH = _struct(
     *((name, "u8") for name in "a b c".split()),
     ("inbox", INBOX),
     ("m", CHUNKS),
-    *((name, "u4") for name in "N K tile_n band_tile_rows order halved".split()),
+    *((name, "u4") for name in "N K tile_n band_tile_rows order halved lead zero".split()),
 )
 
 BULK_AG = _struct(

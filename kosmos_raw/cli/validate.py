@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(
             f"{args.op} on {args.device}, {args.ranks} ranks, M={case.m} N={case.n} K={case.k}, "
-            f"{case.policy or 'default policy'}: {'passed' if outcome.passed else 'FAILED'}; {case.iters} x {case.repeats} calls, "
+            f"{case.policy or 'default policy'}: {'passed' if outcome.passed else 'FAILED'}; "
+            f"{case.iters} x {case.repeats} calls, "
             f"bits {'equal' if outcome.bitwise_repeat else 'DIFFER'}; relative error {outcome.rel_error:.2e}, "
             f"largest element at {outcome.over_bound:.2f} of its bound; {outcome.seconds * 1e3:.1f} ms a call"
         )

@@ -118,7 +118,7 @@ def _launch_push(comm: Communicator, plan: GemmRsPushPlan, a: Any, b: Any, out: 
     offset = comm.fill_inbox(params["inbox"], plan.inbox_bytes, OP)
     fill_geometry(params, plan)
     params["N"], params["K"], params["order"] = plan.padded_n, plan.padded_k, order
-    params["band_tile_rows"], params["halved"] = plan.band_tile_rows, plan.halved
+    params["band_tile_rows"], params["halved"], params["lead"] = plan.band_tile_rows, plan.halved, plan.lead
     call = (plan.transport, plan.rows, plan.n, plan.tile, order, offset)
     comm.launch(OP, params, call, plan.counter_words, _operands(plan, params), kernel=PUSH)
     hand_over(comm, c, out, plan.padded_n)

@@ -91,8 +91,8 @@ class Crew:
             movers = min(crew(per_peer, ranks, whole), max(1, wgs // 2))
         if ranks > 1 and not 1 <= movers < wgs + beside:
             raise ValueError(
-                f"{op}: movers is {movers}, want 1 to {wgs - 1 + beside}: with {wgs} WGs somebody must move and somebody "
-                "must build"
+                f"{op}: movers is {movers}, want 1 to {wgs - 1 + beside}: with {wgs} WGs somebody must move and "
+                "somebody must build"
             )
         if max_movers is None:  # half again as many as begin: more ask links that are busy
             max_movers = wgs if ranks == 1 else min(wgs, movers + -(-movers // 2))

@@ -19,9 +19,9 @@ from .tiles import STEP, end_of_tiles, tile_count, tile_time
 MOST_MOVERS = 24  # of an all-gather; more gained nothing
 LEAST_PULL = 128 << 10  # bytes: publishing a pull then costs little beside it
 BESIDE_PULL = 32 << 10  # of a mover beside builders, which carries a hundredth of the link
-SLAB_K = (
-    1024  # columns of a slab. Movers then read lines of 2 KiB from many rows at a time, faster than rows as a whole
-)
+# Columns of a slab: an eighth of the contraction, so that little is left to do after the last arrival; but lines of 1 KiB
+# or more, for shorter ones take longer to move, and 2 KiB are enough.
+SLABS, LEAST_SLAB_K, SLAB_K = 8, 512, 1024
 BEGIN_US, END_US = 6.0, 4.0  # until the first row has come; from the last slab's arrival to its tiles' last step
 NEARLY = 1.01  # times this close count as equal
 
@@ -56,6 +56,11 @@ class Chosen:
     halved: int  # tiles, the last of the queue, that are taken in halves
     us: float  # what the whole is expected to take
     moved_us: float  # and moving alone
+
+
+def slab_k(k: int) -> int:
+    """Columns of a slab of a contraction over k, a multiple of 64."""
+    return min(SLAB_K, max(LEAST_SLAB_K, k // SLABS // STEP * STEP))
 
 
 def unit_us(tile: Tile, link: Link) -> float:
@@ -93,7 +98,7 @@ def choose(
             rate, away = (link.pull, 0) if beside else (min(link.pull, crew * link.mover), crew)
             moved_us = BEGIN_US + moved.nbytes / (rate * 1e3)
             end, taken = end_of_tiles(count, whole, half if halves else whole, workgroups - away, away, moved_us)
-            tail = END_US + whole * min(k, SLAB_K) / max(1, k) if moved.awaited else 0.0
+            tail = END_US + whole * min(k, slab_k(k)) / max(1, k) if moved.awaited else 0.0
             found.append(
                 (Chosen(crew, tile, count - taken, max(end, moved_us + tail), moved_us), abs(crew - saturates), i)
             )
@@ -103,7 +108,7 @@ def choose(
 
 def pulls_of(chosen: Chosen, ranks: int, words: int, columns: int, workgroups: int, *, beside: bool = False) -> Pulls:
     """The cut that goes with a crew. `words`: 16 bytes each, of a row. `columns`: tiles in a row of the product."""
-    slab_words = min(words, SLAB_K // 8)
+    slab_words = min(words, slab_k(8 * words) // 8)
     count = -(-words // slab_words)
     least = BESIDE_PULL if beside else LEAST_PULL
     slices = max(1, min(chosen.movers, chosen.tile.m * slab_words * 16 // least))

@@ -47,6 +47,7 @@ struct Pushed {
     p.K = s.K;
     p.tile_n = s.tile_n < 8 ? 8 : s.tile_n / 8 * 8;
     p.band_tile_rows = 1 + own.below(3);
+    p.lead = 1 + own.below(4);
     p.order = dice.below(4) ? AS_CONSUMED : RANK_ORDER;
     p.halved = own.below(1 + own_tail(p, me));
     r.params = p;
