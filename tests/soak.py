@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from tqdm import tqdm
 
 import kosmos_raw as kr
-from kosmos_raw.build.params import POLICIES
 from kosmos_raw.checks.operators import CHECKED, Case
 from kosmos_raw.checks.validate import arena_bytes, merge, run_all
 from kosmos_raw.emulator.node.options import VARIABLE as EMULATOR
+from kosmos_raw.plan.crew import policies_of
 from kosmos_raw.plan.shapes import split_rows
 
 # A name, the device, and how the emulator behaves: no cache sees another's writes, loads and stores come late.
@@ -36,6 +36,7 @@ ODD_ROWS = {3: (1000,), 4: (10, 3)}  # more matrices that do not divide, by rank
 def cases(op: str, ranks: int, calls: int, seed: int = 0) -> list[Case]:
     """Shapes of one operator. Policies take turns."""
     rows = [DIVIDING * ranks, RAGGED * ranks + 1, *ODD_ROWS.get(ranks, ())]
+    there = policies_of(op, beside=False)
     sizes = [(264, 136), (130, 72), (40, 200), (9, 300)]
     return [
         Case(
@@ -43,7 +44,7 @@ def cases(op: str, ranks: int, calls: int, seed: int = 0) -> list[Case]:
             n,
             k,
             op,
-            POLICIES[(i + ranks) % 3],
+            there[(i + ranks) % len(there)],
             iters=1,
             repeats=calls,
             delay_us=300,

@@ -81,6 +81,8 @@ MUTATIONS = {
         ("FORGETS_PEERS", "DEADLOCK", {}),
         ("POLLS_IN_DEVICE_SCOPE", "NARROW_SCOPE", {}),
         ("BUILDS_UNREADY", "DEADLOCK", {"policy": "two_way"}),
+        ("MOVES_TWICE", "WRONG_VALUE RACE", {"policy": "beside", "run_ahead": True}),
+        ("ALL_MOVE_BESIDE", "WRONG_VALUE RACE", {"policy": "beside", "run_ahead": True}),
         ("KEEPS_TO_ITS_QUEUE", "WRONG_VALUE", {}),  # tiles of a queue that is nobody's own are not built
         ("QUEUES_OVERLAP", "WRONG_VALUE RACE", {}),  # one tile is built twice, another one never
         ("STORES_BESIDE", "WRONG_VALUE OUTSIDE", {}),  # the tests' own guards

@@ -10,10 +10,11 @@ import pytest
 
 import kosmos_raw as kr
 from kosmos_raw.bench import policies
-from kosmos_raw.build.params import ORDERS, POLICIES
+from kosmos_raw.build.params import ORDERS
 from kosmos_raw.checks.operators import CHECKED, Case
 from kosmos_raw.checks.validate import bits_of
 from kosmos_raw.cli.main import main
+from kosmos_raw.plan.crew import policies_of
 from kosmos_raw.plan.shapes import ORDERS_OF
 from tests import programs
 
@@ -31,7 +32,7 @@ def _bits(comm, cases):
 def test_bits_do_not_depend_on_policies_orders_crews_or_delays(op, shape):
     rows, n, k = SHAPES[shape]
     case = Case(rows, n, k, op, split=3 if op in ("ag_gemm_dgrad", "bulk_rs") else None, delay_us=100)
-    combinations = [(policy, order) for policy in POLICIES for order in ORDERS_OF[op]]
+    combinations = [(policy, order) for policy in policies_of(op, beside=False) for order in ORDERS_OF[op]]
     every = []
     for workgroups, movers in ((2, None), (3, 2), (9, 4), (16, None)):
         cases = [replace(case, policy=policy, order=order, movers=movers) for policy, order in combinations]
@@ -53,7 +54,9 @@ def test_bench_policies_measures_every_policy_and_order(tmp_path, capsys):
     assert main(["bench", "policies", "gemm_rs", *shape, "--csv", str(files[0]), "--png", str(files[1]), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     seen = {(row["variant"]["policy"], row["variant"]["order"]) for row in rows}
-    assert seen == {(policy, ORDERS[0]) for policy in POLICIES} | {("one_way", x) for x in ORDERS_OF["gemm_rs"]}
+    assert seen == {(policy, ORDERS[0]) for policy in policies_of("gemm_rs", beside=False)} | {
+        ("one_way", x) for x in ORDERS_OF["gemm_rs"]
+    }
     switches = {row["variant"]["name"]: row["switches"] for row in rows}
     assert switches["fixed"] == 0 < switches["two_way"]  # those who leave switch nothing
     lines = files[0].read_text().splitlines()

@@ -19,4 +19,17 @@ template <class Op> void run(const typename Op::Params& p) {
     trace.mark(p.g, DONE, w);
   }
 }
+
+// What moves beside the builders of a WG (BESIDE), where a test plays that on a target which has no such agents.
+template <class Op> void run_beside(const typename Op::Params& p) {
+  if constexpr (requires(typename Op::Schedule& s) { s.next_beside(); }) {
+    typename Op::Schedule schedule(p);  // never begun
+    for (;;) {
+      const Work w = schedule.next_beside();
+      if (w.kind == LEAVE || !schedule.wait_inputs(w)) return;
+      Op::move(schedule, w);
+      schedule.finish(w);
+    }
+  }
+}
 }  // namespace target

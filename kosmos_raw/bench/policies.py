@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ..build.params import POLICIES
 from ..checks import tracing, validate
 from ..checks.operators import CHECKED, Case
+from ..plan.crew import policies_of
 from ..plan.heuristics import crew
 from ..plan.shapes import ORDERS_OF
 from ..ranks.communicator import Communicator
@@ -64,9 +64,9 @@ class PolicyRow:
         return asdict(self) | {"ms": self.ms}
 
 
-def variants(op: str, ranks: int, workgroups: int) -> list[Variant]:
+def variants(op: str, ranks: int, workgroups: int, beside: bool = False) -> list[Variant]:
     """All policies with the planned crew, the fixed crew of the paper, and all other orders with the shipped policy."""
-    found = [Variant(policy, policy) for policy in POLICIES]
+    found = [Variant(policy, policy) for policy in policies_of(op, beside)]
     by_paper = min(crew(FIXED_PER_PEER, ranks, workgroups), workgroups - 1)
     found.append(Variant(f"fixed, {FIXED_PER_PEER} a peer", "fixed", movers=by_paper))
     found += [Variant(order, "one_way", order) for order in ORDERS_OF[op][1:]]
@@ -78,7 +78,7 @@ def run(
 ) -> tuple[list[PolicyRow], float]:
     """Measures every variant of `case`. Every rank calls it; results are alike on all: (rows, how much of the error
     bound was used)."""
-    found = variants(case.op, comm.ranks, comm.workgroups)
+    found = variants(case.op, comm.ranks, comm.workgroups, comm.device.beside)
     cases = {v: replace(case, policy=v.policy, order=v.order, movers=v.movers, iters=1) for v in found}
     used = _check(comm, cases)
     operator = CHECKED[case.op]

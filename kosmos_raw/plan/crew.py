@@ -20,6 +20,11 @@ KERNELS = {  # as table B.3 names them
 REDUCING = ("gemm_rs", "bulk_rs")
 
 
+def policies_of(op: str, beside: bool) -> tuple[str, ...]:
+    """Those that `op` has. `beside`: on a device whose WGs have a thread that moves while the others build."""
+    return tuple(policy for policy in POLICIES if policy != "beside" or (beside and op not in REDUCING))
+
+
 @dataclass(frozen=True)
 class Grid:
     """The WGs of a launch, and the output tiles that its kernel offers.
@@ -73,14 +78,13 @@ class Crew:
             ValueError: no such launch can run; says why.
         """
         policy = policy or "one_way"
-        if policy not in POLICIES:
-            raise ValueError(f"{op}: policy is {policy!r}, want one of {', '.join(POLICIES)}")
-        wgs, beside = grid.workgroups, policy == "beside"
-        if beside and ranks > 1 and (op in REDUCING or not grid.beside):
+        there = policies_of(op, grid.beside) if ranks > 1 else POLICIES
+        if policy not in there:
             raise ValueError(
-                f"{op}: policy is 'beside', which only all-gathers have, on a device whose WGs have a thread to spare "
-                "(cuda); take 'one_way'"
+                f"{op}: policy is {policy!r}, want one of {', '.join(there)} ('beside' is for all-gathers on a device "
+                "whose WGs have a thread to spare, cuda)"
             )
+        wgs, beside = grid.workgroups, policy == "beside"
         if ranks == 1:
             policy, movers = "one_way", 0
         elif movers is None and beside:

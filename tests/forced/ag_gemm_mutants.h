@@ -48,6 +48,21 @@ template <int more> struct WrongSlices : AgGemmSchedule {
   }
 };
 
+// Where movers are agents of their own, builders do not move as well.
+struct MovesTwice : AgGemmSchedule {
+  using AgGemmSchedule::AgGemmSchedule;
+  void begin() {
+    AgGemmSchedule::begin();
+    mover = peers() && target::wg() < p.movers;
+  }
+};
+
+// Only the first WGs have a mover beside.
+struct AllMoveBeside : AgGemmSchedule {
+  using AgGemmSchedule::AgGemmSchedule;
+  Work next_beside() { return aborted(p.g) ? Work{} : next_pull(); }
+};
+
 // Each part of a tile is waited for, not the first alone.
 struct WaitsForFirstSlab : AgGemmSchedule {
   using AgGemmSchedule::AgGemmSchedule;

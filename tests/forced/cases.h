@@ -76,7 +76,8 @@ struct History {
   const Shape& shape(u32 rank, u32 launch) const {
     return s.kind == OTHER_CALL && rank == odd_rank && launch == odd_launch ? odd_shape : shapes[launch];
   }
-  u32 fibers_per_rank() const { return wgs * (1 + s.run_ahead); }
+  bool beside() const { return s.policy == BESIDE; }
+  u32 fibers_per_rank() const { return wgs * (1 + s.run_ahead + beside()); }
 };
 constinit inline History H{};
 
@@ -149,7 +150,7 @@ inline void draw_history(const Setup& s, u64 seed) {
   H.s = s;
   H.seed = mix(seed, s.ranks * 64 + s.policy * 8 + s.run_ahead * 4 + s.kind, 0);
   Random dice(H.seed);
-  H.wgs = 2 + dice.below(MAX_WGS - 1);
+  H.wgs = 2 + dice.below(H.beside() && s.ranks == MAX_RANKS ? 1 : MAX_WGS - 1);  // fibers are counted
   H.base = s.near_wrap ? ~0u - 1 - dice.below(LAUNCHES) : 0;
   for (u32 e = 1; e <= LAUNCHES; e++) {
     H.shapes[e] = draw_shape(dice, s.ranks);

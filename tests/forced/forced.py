@@ -40,6 +40,7 @@ class Setup:
 
 OPS = tuple(sorted(path.stem.removeprefix("forced_") for path in HERE.glob("forced_*.cpp")))
 FORMS = {"serial": False, "ahead": True}
+BESIDE = ("ag_gemm", "ag_gemm_dgrad", "bulk_ag")  # operators whose movers may be agents of their own
 TWO_WAY = ("ag_gemm", "ag_gemm_dgrad", "gemm_rs")  # operators for which it is a policy of its own
 MIXED = ("gemm_rs", "gemm_rs_push")  # operators whose library has others too
 
@@ -48,7 +49,8 @@ def policies(op: str) -> tuple[str, ...]:
     """Those that differ; FIXED stands for all crews of moe_forward that do not build as they like."""
     if op == "moe_forward":
         return ("two_way", "fixed")
-    return params.POLICIES if op in TWO_WAY else ("one_way", "fixed")
+    only = {"two_way": TWO_WAY, "beside": BESIDE}
+    return tuple(policy for policy in params.POLICIES if op in only.get(policy, (op,)))
 
 
 def right(op: str) -> dict[str, Setup]:
@@ -59,6 +61,7 @@ def right(op: str) -> dict[str, Setup]:
         for policy in params.POLICIES
         if policy in policies(op)
         for form, run_ahead in FORMS.items()
+        if run_ahead or policy != "beside"  # the serial targets have no such agents
         for wrap in ("", "-wrap")
     } | {
         f"{ranks}-mixed-{form}": Setup(op, ranks, "one_way", run_ahead, mixed=True)

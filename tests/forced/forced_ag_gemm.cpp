@@ -4,7 +4,7 @@
   X(FIRST_PULL_REPORTS_READS) X(ONE_SLICE_TOO_FEW) X(ONE_SLICE_TOO_MANY) X(DRAINS_EMPTY_SHARDS) X(NEVER_DRAINS)        \
   X(ANNOUNCES_LATE) X(ANNOUNCES_EPOCH_FIRST) X(ONE_FINGERPRINT) X(BUILDS_BEFORE_IT_MOVES) X(COMPARES_UNSIGNED)         \
   X(FORGETS_PEERS) X(POLLS_IN_DEVICE_SCOPE) X(BUILDS_UNREADY) X(KEEPS_TO_ITS_QUEUE) X(QUEUES_OVERLAP) X(STORES_BESIDE) \
-  X(WAITS_FOR_FIRST_SLAB) X(COUNTS_SLABS_TOGETHER)
+  X(WAITS_FOR_FIRST_SLAB) X(COUNTS_SLABS_TOGETHER) X(MOVES_TWICE) X(ALL_MOVE_BESIDE)
 #include "gathered.h"
 #include "ag_gemm_mutants.h"
 
@@ -31,6 +31,8 @@ struct Mutant : Gathered<TN> {
       case ONE_SLICE_TOO_MANY: return with<WrongSlices<1>>(me, box, decides);
       case WAITS_FOR_FIRST_SLAB: return with<WaitsForFirstSlab>(me, box, decides);
       case COUNTS_SLABS_TOGETHER: return with<CountsSlabsTogether>(me, box, decides);
+      case MOVES_TWICE: return with<MovesTwice>(me, box, decides);
+      case ALL_MOVE_BESIDE: return with<AllMoveBeside>(me, box, decides);
       case DRAINS_EMPTY_SHARDS: return with<DrainsEmptyShards>(me, box, decides);
       case NEVER_DRAINS: return with<NeverDrains<AgGemmSchedule>>(me, box, decides);
       case ANNOUNCES_LATE: return with<AnnouncesLate<AgGemmSchedule>>(me, box, decides);

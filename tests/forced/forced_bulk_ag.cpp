@@ -24,7 +24,7 @@ struct Mutant : Bulk<BulkAgParams> {
     BulkAgParams& p = r.params = base(me, launch, counter_words(s), M, N, K);
     for (u32 q = 0; q < H.s.ranks; q++) p.shard_of[q] = (const Vec16*)ranks[q].from;
     p.gathered = (Vec16*)r.to;
-    p.movers = 1 + dice.below(H.wgs - 1);
+    p.movers = 1 + dice.below(H.wgs - !H.beside());
     p.pulls = draw_pulls(dice, s.K, true);
     p.halved = p.tile_n % 16 || dice.below(2) ? 0 : dice.below(8);
     fill_inputs(me, launch, s.m.rows(me), M, K);

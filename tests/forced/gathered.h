@@ -48,7 +48,7 @@ template <Layout L> struct Gathered {
     p.K = s.K;
     p.ldc = (p.N + 7) / 8 * 8 + 8 * dice.below(2);
     p.tile_n = L == TN ? s.tile_n : s.tile_n > 8 ? 16 : 8;
-    p.movers = 1 + dice.below(H.wgs - 1);
+    p.movers = 1 + dice.below(H.wgs - !H.beside());
     p.policy = H.s.policy;
     p.order = dice.below(1 + NOT_OWN_FIRST);
     p.queues = 1 + dice.below(4);

@@ -5,7 +5,8 @@
 using target::W;
 
 template <class Op> void run_wg(const typename Op::Params& p, target::Box& box, bool decides) {
-  if (!H.s.run_ahead) target::run<Op>(p);
+  if (W.me->id % H.fibers_per_rank() >= H.wgs * (1 + H.s.run_ahead)) target::run_beside<Op>(p);
+  else if (!H.s.run_ahead) target::run<Op>(p);
   else if (decides) target::decide<Op>(p, box);
   else target::work_behind<Op>(p, box);
 }

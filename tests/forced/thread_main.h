@@ -4,24 +4,29 @@
 
 #include "operator.h"
 
-template <class Op> void run_wg(const typename Op::Params& p, target::Box&, bool) { target::run<Op>(p); }
+static thread_local bool moves_beside;
+template <class Op> void run_wg(const typename Op::Params& p, target::Box&, bool) {
+  if (moves_beside) target::run_beside<Op>(p);
+  else target::run<Op>(p);
+}
 
 #ifdef KOSMOS_TSAN
-static target::Clocks clocks_of[MAX_RANKS][MAX_WGS];
+static target::Clocks clocks_of[MAX_RANKS][2 * MAX_WGS];
 #endif
 
 struct Wg {
-  u32 rank, wg, launch;
+  u32 rank, thread_idx, launch;  // the second half of the threads moves beside
   pthread_t thread;
 };
 
 static void* wg_thread(void* self) {
   const Wg& w = *(const Wg*)self;
-  target::wg_idx = w.wg;
+  target::wg_idx = w.thread_idx % H.wgs;
+  moves_beside = w.thread_idx >= H.wgs;
 #ifdef KOSMOS_TSAN
-  target::clocks = &clocks_of[w.rank][w.wg];
+  target::clocks = &clocks_of[w.rank][w.thread_idx];
 #endif
-  operators[H.operator_of[w.launch]].run(w.rank, H.ranks[w.rank].boxes[w.wg], true);
+  operators[H.operator_of[w.launch]].run(w.rank, H.ranks[w.rank].boxes[target::wg_idx], true);
   target::leave();
   return nullptr;
 }
@@ -32,12 +37,13 @@ static void* rank_thread(void* which) {
   for (u32 launch = 1; launch <= LAUNCHES; launch++) {
     const Operator& op = operators[H.operator_of[launch]];
     op.prepare(me, launch);
-    Wg wgs[MAX_WGS];
-    for (u32 w = 0; w < H.wgs; w++) {
+    Wg wgs[2 * MAX_WGS];
+    const u32 threads = H.wgs * (1 + H.beside());
+    for (u32 w = 0; w < threads; w++) {
       wgs[w] = {me, w, launch, {}};
       if (pthread_create(&wgs[w].thread, nullptr, wg_thread, &wgs[w])) abort();
     }
-    for (u32 w = 0; w < H.wgs; w++) pthread_join(wgs[w].thread, nullptr);
+    for (u32 w = 0; w < threads; w++) pthread_join(wgs[w].thread, nullptr);
     if (*H.ranks[me].abort) {
       const WaitRecord& r = H.ranks[me].record;
       target::symptom(target::WRONG_VALUE, "rank %u gave up in launch %u: reason %u kind %u chunk %u row %u part %u", me, launch,

@@ -19,6 +19,7 @@ sys.path.insert(0, str(HERE.parents[1]))  # so that it runs as a script in a che
 from tqdm import tqdm  # noqa: E402
 
 from kosmos_raw.build import cache, params, sources, zig  # noqa: E402
+from tests.forced.forced import policies  # noqa: E402
 
 FLAGS = (
     *("-x", "c++", "-std=c++20", "-march=native", "-O2", "-g1", "-ffp-contract=fast", "-pthread"),
@@ -67,7 +68,7 @@ def main() -> int:
     a = parser.parse_args()
     wrong = 0
     for op in a.ops or MUTATIONS:
-        todo = [(ranks, policy) for ranks in RANKS for policy in params.POLICIES]
+        todo = [(ranks, policy) for ranks in RANKS for policy in policies(op)]
         for ranks, policy in tqdm(todo, desc=op, disable=None, leave=False):
             status, said = play(op, ranks, policy, a.histories if ranks < 8 else a.histories // 4)
             if status:
