@@ -169,6 +169,21 @@ def test_two_rows_per_wg_with_the_next_work_claimed_ahead(worker_ready):
     assert (wg.t_left, wg.t_end, wg.truncated, wg.lost_marks) == (121, 160, False, 0)
 
 
+def test_an_agent_that_moves_beside_has_a_life_of_its_own():
+    builders = two_rows([(A_TILE, 10, 20, 60)], left=61, worker_ready=False)
+    pulls = [(PULL, 1, row, 0) for row in range(2)]
+    agent = [(11, CLAIMED, pulls[0]), (12, READY, pulls[0]), (30, CLAIMED, pulls[1]), (31, READY, pulls[1])]
+    agent += [(40, DONE, pulls[0]), (50, CLAIMED, LEFT), (55, DONE, pulls[1])]
+    first, second, mover, idle = decode_rank(raw([*builders, agent, *builders, []], 8), 1.0, rows_per_wg=3).wgs
+    assert [w.wg for w in (first, second, mover, idle)] == [0, 1, 2, 3]
+    assert [(s.kind, s.t_claimed, s.t_ready, s.t_done) for s in mover.spans] == [
+        ("pull", 1, 2, 30),
+        ("pull", 20, 21, 45),
+    ]
+    assert (mover.t_left, mover.t_end, mover.lost_marks) == (40, 45, 0) and idle.t_first is None
+    assert len(decode_rank(raw([*builders, []], 8), 1.0, rows_per_wg=3).wgs) == 1  # no agent moved
+
+
 def test_two_rows_whose_clocks_read_the_same_tick():
     life = [((TILE, 0, 0, column), 5, 5, 5) for column in range(2)]
     rows = [[(5, event, w) for w, *_ in life for event in (CLAIMED, READY)] + [(5, CLAIMED, LEFT)]]

@@ -92,6 +92,7 @@ class Problem:
         self.c = xp.empty((m, self.ldc), np.uint16)
         self.peer_c = xp.empty((m, n), np.uint16)
         self.halved = 0  # tiles, the last of the queue, that are taken in halves
+        self._key = object()  # of its launches, for Communicator.launch_again
         self._launches: dict[Tile, tuple[np.ndarray, AgGemmPlan, list[Matrix]]] = {}
 
     def tiles(self) -> list[Tile]:
@@ -125,7 +126,9 @@ class Problem:
             self._launches[tile] = self._prepare(tile)
         params, plan, operands = self._launches[tile]
         params["halved"] = self.halved
-        self.comm.launch(self.op, params, (plan.rows, plan.k), plan.counter_words, operands)
+        key = (self._key, tile)
+        if not self.comm.launch_again(key):
+            self.comm.launch(self.op, params, (plan.rows, plan.k), plan.counter_words, operands, key=key)
 
     def peer(self) -> Callable[[], None]:
         """cuBLAS through CuPy, by cublasGemmEx with FP32 accumulation."""

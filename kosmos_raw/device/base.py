@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -75,9 +75,14 @@ class Kernel(ABC):
     wgs_per_unit: int = 1  # that run at once on a compute unit; more than one of kernels without a schedule alone
 
     @abstractmethod
+    def prepare(self, params: np.ndarray, operands: Sequence[Matrix] = ()) -> Callable[[int], None]:
+        """What queues a launch of so many WGs on the device's stream, with what `params` holds then: a 1-element
+        structured array, passed by value. `operands` are all matrices that its tiles read. The CPU device returns when
+        the launch has ended."""
+
     def launch(self, params: np.ndarray, workgroups: int, operands: Sequence[Matrix] = ()) -> None:
-        """Queues one launch of `workgroups` WGs on the device's stream; `params` is a 1-element structured array,
-        passed by value; `operands` are all matrices that its tiles read. The CPU device returns when it has ended."""
+        """Prepares a launch and makes it."""
+        self.prepare(params, operands)(workgroups)
 
 
 class Device(ABC):

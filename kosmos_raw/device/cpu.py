@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,19 @@ class CpuKernel(Kernel):
         self.params_bytes = constant("params_bytes")
         self.tile = Tile(constant("tile_m"), constant("tile_n"))
 
-    def launch(self, params: np.ndarray, workgroups: int, operands: Sequence[Matrix] = ()) -> None:
-        self._come_late(self._device.most_delay_us)
-        error = self._main(params.ctypes.data)
-        if error:
-            raise KosmosError(
-                f"{self.op}: could not start {workgroups} threads on rank: {os.strerror(error)}; "
-                "lower workgroups= or raise the process limit (ulimit -u)"
-            )
+    def prepare(self, params: np.ndarray, operands: Sequence[Matrix] = ()) -> Callable[[int], None]:
+        address = params.ctypes.data
+
+        def begin(workgroups: int) -> None:
+            self._come_late(self._device.most_delay_us)
+            error = self._main(address)
+            if error:
+                raise KosmosError(
+                    f"{self.op}: could not start {workgroups} threads on rank: {os.strerror(error)}; "
+                    "lower workgroups= or raise the process limit (ulimit -u)"
+                )
+
+        return begin
 
 
 class CpuDevice(Device):

@@ -37,23 +37,33 @@ class CudaKernel(CupyKernel):
         super().__init__(device, op, code)
         widths = report.target_constants(device.target)
         self.other_tiles = tuple(Tile(self.tile.m, n) for name, n in widths.items() if name.startswith("TILE_N_"))
-        self._encoded: dict[tuple[Matrix, ...], tuple[np.ndarray, int]] = {}
+        self._encoded: dict[tuple[Matrix, ...], np.ndarray] = {}
         self._launch = getattr(_driver(), "cuLaunchKernel", None)
         if self._launch is not None:
             sizes = (ctypes.c_uint,) * 7  # grid, block, shared memory
             self._launch.argtypes = (ctypes.c_void_p, *sizes, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
-    def _start(self, params: np.ndarray, workgroups: int, operands: Sequence[Matrix]) -> None:
+    def _bind(self, params: np.ndarray, operands: Sequence[Matrix]) -> Callable[[int], None]:
         # By the driver itself: CuPy's way takes 25 us, half the time of the smallest product worth its while.
-        assert self._launch is not None
+        launch = self._launch
+        assert launch is not None
         if operands:
             self._check_boxes(operands, int(params["tile_n"][0]))
-        _, encoded = self._encode(tuple(operands))
-        arguments = (ctypes.c_void_p * 2)(params.ctypes.data, encoded)
-        grid, block, stream = (workgroups, 1, 1), (self.threads, 1, 1), self._device.stream.ptr
-        status = self._launch(self._function.ptr, *grid, *block, self._shared_bytes, stream, arguments, None)
-        if status:
-            raise GpuError(f"{self.op}: cuLaunchKernel gives error {status} for {workgroups} workgroups", status)
+        struct = self._encode(tuple(operands))
+        arguments = (ctypes.c_void_p * 2)(params.ctypes.data, struct.ctypes.data)
+        function, threads, shared, stream = (
+            self._function.ptr,
+            self.threads,
+            self._shared_bytes,
+            self._device.stream.ptr,
+        )
+
+        def begin(workgroups: int, _keep: object = (params, struct)) -> None:
+            status = launch(function, workgroups, 1, 1, threads, 1, 1, shared, stream, arguments, None)
+            if status:
+                raise GpuError(f"{self.op}: cuLaunchKernel gives error {status} for {workgroups} workgroups", status)
+
+        return begin
 
     def _check_boxes(self, operands: Sequence[Matrix], width: int) -> None:
         """A box of another height brings another number of bytes, for which the kernel would wait for ever."""
@@ -64,13 +74,12 @@ class CudaKernel(CupyKernel):
                     f"{self.tile.m} rows of a tile or half its {width} columns"
                 )
 
-    def _encode(self, operands: tuple[Matrix, ...]) -> tuple[np.ndarray, int]:
+    def _encode(self, operands: tuple[Matrix, ...]) -> np.ndarray:
         known = self._encoded.get(operands)
         if known is None:
             if len(self._encoded) >= 256:  # a caller with ever new arrays must not fill the memory
                 self._encoded.clear()
-            struct = encode(operands)
-            known = self._encoded[operands] = (struct, struct.ctypes.data)
+            known = self._encoded[operands] = encode(operands)
         return known
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,14 +77,17 @@ class CupyKernel(Kernel):
         if self._plain is not None:
             self.wgs_per_unit = resident
 
-    def _start(self, params: np.ndarray, workgroups: int, operands: Sequence[Matrix]) -> None:
+    def _bind(self, params: np.ndarray, operands: Sequence[Matrix]) -> Callable[[int], None]:
         # As plain bytes: CuPy asks NumPy for a description of every field otherwise, which takes 40 us.
         as_bytes = params.view(np.dtype((np.void, params.nbytes)))
-        self._function(
-            (workgroups,), (self.threads,), (as_bytes,), shared_mem=self._shared_bytes, stream=self._device.stream
-        )
+        shared, stream = self._shared_bytes, self._device.stream
 
-    def launch(self, params: np.ndarray, workgroups: int, operands: Sequence[Matrix] = ()) -> None:
+        def begin(workgroups: int) -> None:
+            self._function((workgroups,), (self.threads,), (as_bytes,), shared_mem=shared, stream=stream)
+
+        return begin
+
+    def prepare(self, params: np.ndarray, operands: Sequence[Matrix] = ()) -> Callable[[int], None]:
         device = self._device
         if params.shape != (1,) or params.nbytes != self.params_bytes:
             # Neither CuPy nor the driver compares sizes: a short struct is read past its end.
@@ -92,13 +95,17 @@ class CupyKernel(Kernel):
                 f"{self.op}: params has {params.shape} elements of {params.itemsize} bytes, the compiled kernel wants "
                 f"one of {self.params_bytes}; kernel and package are not of the same version"
             )
-        most = device.max_workgroups * self.wgs_per_unit
-        if not 1 <= workgroups <= most:
-            raise NotAvailable(
-                f"{self.op}: {workgroups} workgroups, want 1 to {most}: all must be resident at once on "
-                f"{device.describe()}"
-            )
-        with device.current():
-            device.refuse_capture(device.stream, "the device's stream")
-            with device.explained(f"launching {self.op} with {workgroups} workgroups of {self.threads} threads"):
-                self._start(params, workgroups, operands)
+        most, begin = device.max_workgroups * self.wgs_per_unit, self._bind(params, operands)
+
+        def launch(workgroups: int) -> None:
+            if not 1 <= workgroups <= most:
+                raise NotAvailable(
+                    f"{self.op}: {workgroups} workgroups, want 1 to {most}: all must be resident at once on "
+                    f"{device.describe()}"
+                )
+            with device.current():
+                device.refuse_capture(device.stream, "the device's stream")
+                with device.explained(f"launching {self.op} with {workgroups} workgroups of {self.threads} threads"):
+                    begin(workgroups)
+
+        return launch

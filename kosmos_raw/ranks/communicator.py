@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ..build.params import (
-    GAVE_UP,
-    GROUP,
-    KINDS,
-    MAX_RANKS,
-    MOE_SCANS,
-    MOE_SIGNALS,
-    SENTINEL,
-    SIGNALS,
-    WAIT_RECORD,
-)
+from ..build.params import GROUP, MAX_RANKS, SENTINEL, WAIT_RECORD
 from ..device import open_device
 from ..device.base import Kernel, Matrix, Memory
-from ..errors import CommunicatorBroken, KosmosError, NotAvailable, RankLost, WaitError, WaitRecord
-from ..memory.arena import SIGNAL_BYTES, TILE_SIGNALS, Arena
+from ..errors import CommunicatorBroken, KosmosError, NotAvailable, RankLost, WaitError
+from ..memory.arena import TILE_SIGNALS, Arena
+from . import records
+from .prepared import Prepared, Remembered
 from .rendezvous import Rendezvous
 from .uncollected import uncollected
 
@@ -79,6 +71,7 @@ class Communicator:
         self._arena = Arena(self.device, rendezvous, arena_bytes or self.device.default_arena_bytes)
         self._launches_together = self._must_launch_together()
         self._kernels: dict[str, Kernel] = {}
+        self._remembered = Remembered()
         self._local: dict[str, Memory] = {}
         self._control = [self.device.allocate(256, signals=True)]  # abort word at 0, record at 64
         self._host_abort, self._host_abort_address = self.device.host_words(1)
@@ -175,6 +168,7 @@ class Communicator:
         """Address of at least `nbytes` of this rank's own device memory, kept under `name` between calls."""
         memory = self._local.get(name)
         if memory is None or memory.nbytes < nbytes:
+            self._remembered.forget()
             if memory is not None:
                 self.device.synchronize()  # a queued kernel may still use the old one
                 self.device.free(memory)
@@ -189,6 +183,7 @@ class Communicator:
         self._check_usable(op)
         _, new = self._arena.region(name, nbytes, op)
         if new:  # its place may have been another's
+            self._remembered.forget()
             self.synchronize()
             self._rendezvous.barrier()  # no rank's launch is still reading there
         return self._arena.regions()[name]
@@ -225,6 +220,7 @@ class Communicator:
         self._check_usable(op)
         offset, new = self._arena.region("inbox", nbytes, op)
         if new:  # its place may have been another's
+            self._remembered.forget()
             self.synchronize()
             self._rendezvous.barrier()  # no rank's launch is still reading or writing there
         inbox["of"][0, : self.ranks] = [self._arena.address(q, offset) for q in range(self.ranks)]
@@ -250,6 +246,7 @@ class Communicator:
         operands: Sequence[Matrix] = (),
         *,
         kernel: str | None = None,
+        key: Hashable | None = None,
     ) -> None:
         """Launches `op` once, as the next epoch.
 
@@ -259,25 +256,43 @@ class Communicator:
             counter_words: words of one counter set that this launch uses.
             operands: the matrices that its output tiles read; some devices need to know.
             kernel: its name, where an operator has several; ranks may use different ones.
+            key: as prepared.key_of makes it, where a call with equal arguments may be made again just so: its params
+                name no workspace of this call alone.
         Raises:
             CommunicatorBroken: the communicator is closed, or an earlier launch gave up.
             WaitError: this launch gave up (on devices that queue launches, raised by `synchronize` or the next call).
         """
         loaded = self._loaded(kernel or op, params)
+        fingerprint = zlib.crc32(repr((op, *call)).encode())
+        begin = loaded.prepare(params, operands)
+        prepared = Prepared(op, params, fingerprint, counter_words, tuple(operands), begin)
+        if key is not None:
+            self._remembered.keep(key, prepared)
+        self._start(prepared)
+
+    def launch_again(self, key: Hashable) -> bool:
+        """Makes the launch that was made with this key before; False if there was none, or workspace has moved."""
+        prepared = self._remembered.get(key)
+        if prepared is None:
+            return False
+        self._check_usable(prepared.op)
+        self._start(prepared)
+        return True
+
+    def _start(self, prepared: Prepared) -> None:
         self._epoch = (self._epoch + 1) & 0xFFFFFFFF
-        group = self._group
+        group, params, trace = self._group, prepared.params, self._trace
         group["epoch"] = self._epoch
-        group["call"] = zlib.crc32(repr((op, self._epoch, *call)).encode())
-        group["trace"] = self._trace.memory.address if self._trace else 0
-        group["trace_events"] = self._trace.events_per_row if self._trace else 0
+        group["call"] = zlib.crc32(self._epoch.to_bytes(4, "little"), prepared.fingerprint)
+        group["trace"], group["trace_events"] = (trace.memory.address, trace.events_per_row) if trace else (0, 0)
         params["g"] = group
-        self._fill_counters(params["counters"], counter_words)
-        if self._trace:
-            self.device.zero(self._trace.memory.address, self._trace.memory.nbytes)
-        self._unchecked = op
+        self._fill_counters(params["counters"], prepared.counter_words)
+        if trace:
+            self.device.zero(trace.memory.address, trace.memory.nbytes)
+        self._unchecked = prepared.op
         self.device.wait_for_caller()  # the kernel, for inputs that the caller's stream is still making
         with self._together():
-            loaded.launch(params, self.workgroups, operands)
+            prepared.begin(self.workgroups)
         self.device.caller_waits()  # the caller's stream, for the result
         if not self.device.queues_launches:
             self.synchronize()
@@ -331,7 +346,9 @@ class Communicator:
             return
         abort = int(np.frombuffer(self.device.to_host(self._control[0].address, 4), np.uint32)[0])
         if abort:
-            record = self._read_record(op)
+            raw = self.device.to_host(self._control[0].address + 64, WAIT_RECORD.itemsize)
+            counters = self._local.get("counters")
+            record = records.decode(op, raw, self.rank, self.ranks, self._arena, counters)
             self._broken = f"{op} gave up" if record is None else str(record)
             lost = f"{self._who_is_lost()}; " if self._lost else ""
             raise WaitError(record, f"{lost}outputs are undefined; {REBUILD}")
@@ -339,42 +356,6 @@ class Communicator:
             raw = self.device.to_host(self._trace.memory.address, self._trace.memory.nbytes)
             shape = (self._trace.rows, self._trace.events_per_row, 2)
             self._trace.events = np.frombuffer(raw, np.uint64, count=int(np.prod(shape))).reshape(shape).copy()
-
-    def _read_record(self, op: str) -> WaitRecord | None:
-        raw = np.frombuffer(self.device.to_host(self._control[0].address + 64, WAIT_RECORD.itemsize), WAIT_RECORD)[0]
-        if not raw["reason"]:
-            return None
-        fields = {name: int(raw[name]) for name in ("rank", "wg", "chunk", "row", "part", "want", "seen")}
-        return WaitRecord(
-            op=op,
-            reason=GAVE_UP[int(raw["reason"])],
-            kind=KINDS[int(raw["kind"])],
-            signal=self._signal_name(int(raw["signal"])),
-            **fields,
-        )
-
-    def _signal_name(self, address: int) -> str:
-        offset = address - self._arena.signals(self.rank)
-        for struct in (SIGNALS, MOE_SIGNALS):
-            for name in reversed(struct.names or ()):
-                start = struct.fields[name][1]  # type: ignore[index]
-                if start <= offset < struct.itemsize and name != "rows":
-                    word = (offset - start) // 4
-                    return f"{name}[{word // MOE_SCANS if name == 'counts_in' else word % MAX_RANKS}]"
-        if 0 <= offset < SIGNAL_BYTES:
-            row, word = divmod((offset - MOE_SIGNALS.fields["rows"][1]) // 4, 2 * MAX_RANKS)  # type: ignore[index]
-            return f"{'arrived' if word < MAX_RANKS else 'freed'}[{row}][{word % MAX_RANKS}]"
-        if 0 <= offset - SIGNAL_BYTES < TILE_SIGNALS * 4:
-            rank, tile = divmod((offset - SIGNAL_BYTES) // 4, self.tile_signals)
-            return f"arrived[{rank}][{tile}]"
-        counters = self._local.get("counters")
-        if counters and 0 <= address - counters.address < counters.nbytes:
-            return f"counter[{(address - counters.address) // 4 % (counters.nbytes // 8)}]"
-        staging, size = self._arena.regions().get("staging", (0, 0))
-        for q in range(self.ranks):
-            if 0 <= address - self._arena.address(q, staging) < size:
-                return f"staging[{q}]"
-        return hex(address)
 
     @contextmanager
     def tracing(self, events_per_row: int = 512) -> Iterator[TraceBuffer]:

@@ -3,8 +3,9 @@
 The marks are those of hip_kernels/schedule/trace.h: rows of [trace_events][2] uint64, each mark {ticks, event << 62 |
 kind << 56 | chunk << 48 | row << 24 | part}; ticks 0 ends a row. On most targets a WG owns one row. Where one thread
 decides while others work, it owns two: row 2 * wg of the thread that decides (CLAIMED, READY), row 2 * wg + 1 of those
-that work (READY when they begin, DONE). There the next work may be claimed before the last one is done. Where a device
-is made of several dies, a row begins with PLACED: `part` is the die that the WG runs on.
+that work (READY when they begin, DONE). There the next work may be claimed before the last one is done. A third row is
+that of an agent which moves beside the builders of its WG (policy "beside"); it becomes a WgTrace of its own, after
+those of all WGs. Where a device is made of several dies, a row begins with PLACED: `part` is the WG's die.
 """
 
 from __future__ import annotations
@@ -226,7 +227,7 @@ def decode(
     Args:
         raws: one array a rank, by rank: uint64 [WGs * rows_per_wg, trace_events, 2], zero where unused.
         ticks_per_second: rate of the clock behind the marks.
-        rows_per_wg: 1, or 2 where one thread decides and others work.
+        rows_per_wg: 1, or 2 where one thread decides and others work, or 3 where one may move beside them.
         shared_clock: the ranks read one clock (the CPU device does). False: every rank begins at second 0; put them in
             place with Trace.shifted.
         kinds: names of the kinds of work, by number.
@@ -266,21 +267,20 @@ def _checked(raw: Any, rank: int, rows_per_wg: int) -> np.ndarray:
             f"trace: rank {rank} gave {marks.dtype} {list(marks.shape)}, "
             f"want uint64 [WGs * {rows_per_wg}, trace_events, 2]"
         )
-    if rows_per_wg not in (1, 2) or marks.shape[0] % rows_per_wg:
-        raise ValueError(f"trace: rank {rank} has {marks.shape[0]} rows with {rows_per_wg} a WG; want 1 or 2 rows a WG")
+    if rows_per_wg not in (1, 2, 3) or marks.shape[0] % rows_per_wg:
+        raise ValueError(f"trace: rank {rank} has {marks.shape[0]} rows with {rows_per_wg} a WG; want 1 to 3 rows a WG")
     return marks
 
 
 def _decode_rank(
     marks: np.ndarray, rank: int, zero: int, rate: float, rows_per_wg: int, kinds: Sequence[str]
 ) -> RankTrace:
-    wgs = []
-    for wg in range(len(marks) // rows_per_wg):
-        first = wg * rows_per_wg
-        rows = [_marks_of_row(marks[i], f"rank {rank} row {i}") for i in range(first, first + rows_per_wg)]
-        full = any(len(row) == marks.shape[1] for row in rows)
-        wgs.append(_decode_wg(wg, rows, full, zero, rate, kinds))
-    return RankTrace(rank, tuple(wgs))
+    every = [_marks_of_row(row, f"rank {rank} row {i}") for i, row in enumerate(marks)]
+    lives = [every[i : i + min(2, rows_per_wg)] for i in range(0, len(every), rows_per_wg)]
+    if rows_per_wg == 3 and any(every[2::3]):
+        lives += [[row] for row in every[2::3]]
+    full = [any(len(row) == marks.shape[1] for row in rows) for rows in lives]
+    return RankTrace(rank, tuple(_decode_wg(i, rows, full[i], zero, rate, kinds) for i, rows in enumerate(lives)))
 
 
 def _marks_of_row(row: np.ndarray, where: str) -> list[_Mark]:

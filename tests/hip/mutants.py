@@ -139,15 +139,15 @@ def size_by_the_mirror(patch: Patch) -> None:
 
 
 def size_not_compared(patch: Patch) -> None:
-    patch.setattr(CupyKernel, "launch", lambda self, given, workgroups, operands=(): self._start(given, workgroups, ()))
+    patch.setattr(CupyKernel, "prepare", lambda self, given, operands=(): self._bind(given, ()))
 
 
 def stream_not_given(patch: Patch) -> None:
-    def start(self: CupyKernel, given: np.ndarray, workgroups: int, operands: Any) -> None:
+    def bind(self: CupyKernel, given: np.ndarray, operands: Any) -> Callable[[int], None]:
         as_bytes = given.view(np.dtype((np.void, given.nbytes)))
-        self._function((workgroups,), (self.threads,), (as_bytes,), shared_mem=self._shared_bytes)
+        return lambda wgs: self._function((wgs,), (self.threads,), (as_bytes,), shared_mem=self._shared_bytes)
 
-    patch.setattr(CupyKernel, "_start", start)
+    patch.setattr(CupyKernel, "_bind", bind)
 
 
 class _Late:
@@ -159,10 +159,10 @@ class _Late:
         constants = report.target_constants(device.target)
         self.tile, self.other_tiles = Tile(constants["TILE_M"], constants["TILE_N"]), ()
 
-    def launch(self, *arguments: Any) -> None:
+    def prepare(self, *arguments: Any) -> Callable[[int], None]:
         device, op = self._how
         time.sleep(0.3 * device.index)  # so long may compiling take
-        CupyKernel(device, op, device._code(op)).launch(*arguments)
+        return CupyKernel(device, op, device._code(op)).prepare(*arguments)
 
 
 def functions_fetched_late(patch: Patch) -> None:
