@@ -15,11 +15,19 @@ constexpr u32 PIECES = 4, PIECE_BYTES = RUNS * RUN_BYTES;
 constexpr u32 PIECES_AHEAD = PIECES - 1;
 static_assert(PIECES * PIECE_BYTES == WORKERS / 32 * WARP_PANEL);
 
+#ifdef KOSMOS_PACED
+constexpr bool PACED = true;  // a test says when pieces come: link_due
+#else
+constexpr bool PACED = false;
+INLINE u64 link_due(const Group&, u32) { return 0; }
+#endif
+
 // Of a piece that is coming: where a lane's run goes, and (lane 0) the pull that ends with it.
 struct alignas(16) Piece {
   Vec16* to[RUNS];
   u32 bytes[RUNS];
   Work ends;
+  u64 due, zero;
 };
 constexpr u32 PIECES_AT = SLOTS_AT + 96, PIECE_BARRIERS_AT = PIECES_AT + PIECES * sizeof(Piece);
 static_assert(PIECE_BARRIERS_AT + PIECES * 8 <= DYNAMIC_SHARED_BYTES && PIECES_AT % alignof(Piece) == 0);
@@ -89,6 +97,7 @@ template <class Op> INLINE void pull_beside(const typename Op::Params& p, unsign
     pieces[i].to[lane] = runs.b.to + runs.at(), pieces[i].bytes[lane] = bytes;
     left--;
     if (lane == 0) pieces[i].ends = left ? Work{} : coming;
+    if (PACED && lane == 0) pieces[i].due = link_due(p.g, bytes * RUNS);
     wait_stores_read<1>();  // of the run that was here
     arrive_expecting(barrier, bytes);
     if (bytes) load_bytes(ring + i * PIECE_BYTES, runs.b.from + runs.at(), bytes, barrier);
@@ -106,6 +115,7 @@ template <class Op> INLINE void pull_beside(const typename Op::Params& p, unsign
   const auto store_piece = [&] {
     const u32 i = stored % PIECES;
     wait(shared + PIECE_BARRIERS_AT + i * 8, stored++ / PIECES % 2);
+    while (PACED && ticks() < pieces[i].due) pause();
     if (pieces[i].bytes[lane]) store_bytes(pieces[i].to[lane], ring + i * PIECE_BYTES, pieces[i].bytes[lane]);
     commit_stores();
     const Work ends = pieces[i].ends;
