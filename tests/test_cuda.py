@@ -66,7 +66,7 @@ def _check(cases, ranks):
         assert outcome.passed and outcome.bitwise_repeat, (case, outcome.problems)
 
 
-@pytest.mark.parametrize("policy", ["one_way", "fixed"])
+@pytest.mark.parametrize("policy", ["one_way", "fixed", "two_way", "beside"])
 @pytest.mark.parametrize("arena", [False, True], ids=["copied", "in_arena"])
 def test_ag_gemm_matches_oracle(policy, arena):
     for ranks in range(1, 5):
@@ -131,6 +131,43 @@ def _call(comm, rows=300):
     a, b = (rng.standard_normal(s, np.float32).astype(ml_dtypes.bfloat16).view(np.uint16) for s in shapes)
     kr.ag_gemm(comm, comm.device.xp.asarray(a), comm.device.xp.asarray(b))
     comm.synchronize()
+
+
+SPIN = """
+extern "C" __global__ void spin(long long cycles) {
+  const long long begin = clock64();
+  while (clock64() - begin < cycles) {}
+}
+"""
+
+
+def _second_stream(comm):
+    """Milliseconds from the start of a large product until another stream's kernel has run, and until its own end."""
+    cp = comm.device.cupy
+    problem = cuda_gemm.Problem(comm, cuda_gemm.Shape("large", 32768, 7168, 8192))
+    spin, other, done = cp.RawKernel(SPIN, "spin"), cp.cuda.Stream(non_blocking=True), cp.cuda.Event()
+    for _ in range(2):  # the first loads both
+        with comm.device.stream:
+            start = comm.device.record()
+            problem.run(problem.planned())
+            end = comm.device.record()
+        with other:
+            spin((32,), (1024,), (np.int64(100_000),))
+            done.record()
+        comm.synchronize()
+        done.synchronize()
+    return cp.cuda.get_elapsed_time(start, done), cp.cuda.get_elapsed_time(start, end)
+
+
+def test_a_second_streams_work_fits_beside_a_capped_kernel():
+    options = {"ranks": 1, "device": "cuda", "mode": "threads", "arena_bytes": 1 << 21}
+    ((beside, capped),) = kr.launch(_second_stream, workgroups=100, **options)
+    ((behind, whole),) = kr.launch(_second_stream, **options)
+    print(
+        f"another kernel ends after {beside:.3f} of {capped:.3f} ms with 100 WGs, {behind:.3f} of {whole:.3f} with all"
+    )
+    assert beside < 0.2 * capped
+    assert behind > 0.9 * whole  # a WG of ours leaves no registers on its SM: it is the cap that makes room
 
 
 def _different(comm):

@@ -15,6 +15,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,7 +26,7 @@ from tqdm import tqdm
 from ..build.params import AG_GEMM
 from ..device.base import Matrix, Tile
 from ..numerics.tolerance import gemm_bound
-from ..ops.ag_gemm import OP
+from ..ops.ag_gemm import OP, ag_gemm
 from ..plan.ag_gemm import AgGemmPlan, plan_ag_gemm
 from ..plan.crew import Grid
 from ..plan.shapes import round_up
@@ -254,20 +255,29 @@ def run(
     return rows
 
 
-def host_us(comm: Communicator, launches: int = 300) -> float:
-    """Host microseconds of one prepared launch, nothing waited for."""
+def host_us(comm: Communicator, launches: int = 300) -> dict[str, float]:
+    """Host microseconds, nothing waited for, medians of ten: of a launch that is made again, and of a call of ag_gemm
+    with the arrays of the call before."""
     problem = Problem(comm, Shape("host", 128, 128, 64))
     tile = problem.planned()
+    a = comm.empty((128, 64))
+    calls: dict[str, Callable[[], Any]] = {
+        "launch": partial(problem.run, tile),
+        "call": partial(ag_gemm, comm, a, problem.b, out=problem.c),
+    }
+    found = {}
     with comm.device.stream:  # type: ignore[attr-defined]
-        for _ in range(10):
-            problem.run(tile)
-        comm.synchronize()
-        start = time.perf_counter()
-        for _ in range(launches):
-            problem.run(tile)
-        taken = time.perf_counter() - start
-        comm.synchronize()
-    return taken / launches * 1e6
+        for name, call in calls.items():
+            samples = []
+            for _ in range(11):
+                start = time.perf_counter()
+                for _ in range(launches):
+                    call()
+                samples.append((time.perf_counter() - start) / launches * 1e6)
+                comm.synchronize()
+            found[name] = median(samples[1:])
+    comm.free(a)
+    return found
 
 
 def geometric_mean(values: Iterable[float]) -> float:

@@ -116,13 +116,14 @@ def _shapes(args: argparse.Namespace) -> list[Shape]:
 def _cuda(args: argparse.Namespace) -> int:
     shapes = _shapes(args)
     options = {"rounds": args.rounds, "all_widths": args.all_widths, "progress": not args.json}
-    (rows,) = launch(_cuda_rank, shapes, options, ranks=1, device="cuda", mode="threads", arena_bytes=1 << 21)
+    ((rows, host),) = launch(_cuda_rank, shapes, options, ranks=1, device="cuda", mode="threads", arena_bytes=1 << 22)
     if args.csv:
         cuda_gemm.write_csv(rows, args.csv)
     if args.json:
-        print_json([row.as_dict() for row in rows])
+        print_json({"rows": [row.as_dict() for row in rows], "host_us": host})
     else:
         print(gemm_table(rows))
+        print(f"host time: {host['launch']:.1f} us a launch, {host['call']:.1f} us a call with the same arrays again")
     return 0
 
 
@@ -209,7 +210,7 @@ def _means(rows: Sequence[cuda_ops.OpRow], mode: str, variant: str) -> str:
 
 
 def _cuda_rank(comm, shapes, options):  # type: ignore[no-untyped-def]
-    return cuda_gemm.run(comm, shapes, **options)
+    return cuda_gemm.run(comm, shapes, **options), cuda_gemm.host_us(comm)
 
 
 def gemm_table(rows: Sequence[cuda_gemm.GemmRow]) -> str:
