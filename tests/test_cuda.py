@@ -163,11 +163,11 @@ def test_a_second_streams_work_fits_beside_a_capped_kernel():
     options = {"ranks": 1, "device": "cuda", "mode": "threads", "arena_bytes": 1 << 21}
     ((beside, capped),) = kr.launch(_second_stream, workgroups=100, **options)
     ((behind, whole),) = kr.launch(_second_stream, **options)
-    print(
+    text = (
         f"another kernel ends after {beside:.3f} of {capped:.3f} ms with 100 WGs, {behind:.3f} of {whole:.3f} with all"
     )
-    assert beside < 0.2 * capped
-    assert behind > 0.9 * whole  # a WG of ours leaves no registers on its SM: it is the cap that makes room
+    assert beside < 0.2 * capped, text
+    assert behind > 0.9 * whole, text  # a WG of ours leaves no registers on its SM: it is the cap that makes room
 
 
 def _different(comm):
