@@ -41,8 +41,10 @@ static_assert(sizeof(AgGemmParams) == 352);
 constexpr u32 MAX_QUEUES = 8;  // kosmos_raw/plan/ag_gemm.py counts their words
 
 // The queues of tiles beside that of pulls. Self says what one holds: entries(queue) and entry_at(queue, i).
-template <class Self> struct AgGemmQueue : Gather<AgGemmParams> {
-  using Gather::Gather;
+template <class Self, class P = AgGemmParams> struct AgGemmQueue : Gather<P> {
+  using G = Gather<P>;
+  using G::G, G::p, G::mover, G::peers, G::peer_at, G::next_pull, G::next_shared_pull, G::after_gather, G::landed;
+  using G::wait_pull, G::wait_drain, G::wait_landed, G::wait_slab, G::finish_pull;
   u32 emptied = 0;  // queues that this WG has found empty; touched by next_work alone
   DEVICE const Self& self() const { return static_cast<const Self&>(*this); }
 
@@ -125,7 +127,7 @@ template <class Self> struct AgGemmQueue : Gather<AgGemmParams> {
   }
   // All tiles are claimed. The first to find that draws DRAIN, so exactly one WG does.
   DEVICE Work last_work() const {
-    if (target::add(Gather::head(), 1, DEVICE_SCOPE) == 0) return {DRAIN, p.g.rank};
+    if (target::add(G::head(), 1, DEVICE_SCOPE) == 0) return {DRAIN, p.g.rank};
     return {};
   }
 

@@ -1,7 +1,10 @@
 // The movers of every operator that gathers rows: which rows a WG pulls next, what a pull waits for, and how it is told of.
 //
-// P has g, counters, m (the rows), movers, pulls. Counter words of one set: [0] head of the tile queue (ag_gemm has others),
-// [1 + q] pulls from q done, then slices landed per (q, tile row, slab). kosmos_raw/plan/shapes.py counts the same words.
+// P has g, counters, m (the rows), movers, pulls. It may have a second matrix, of which every rank has lines as well, column_m
+// and column_pulls (one slab): it is pulled behind the first one.
+//
+// Counter words of one set: [0] head of the tile queue (ag_gemm has others), [1 + q] pulls from q done, then slices landed per
+// (q, tile row, slab), then those of the second matrix per tile row. kosmos_raw/plan/shapes.py counts the same words.
 #pragma once
 #include "chunks.h"
 #include "group.h"
@@ -18,6 +21,7 @@ struct Pulls {
 static_assert(sizeof(Pulls) == 16);
 
 template <class P> struct Gather {
+  static constexpr bool TWO = requires(const P& p) { p.column_m; };
   const P& p;
   u32 pulls = 0;         // of this WG so far; touched by next_work alone, as is mover
   bool mover = false;
@@ -30,13 +34,25 @@ template <class P> struct Gather {
   DEVICE u32* slices_landed(u32 q, u32 row, u32 slab) const {
     return head() + 1 + MAX_RANKS + (q * p.m.tile_rows_max + row) * p.pulls.slabs + slab;
   }
-  DEVICE u32* after_gather() const { return slices_landed(p.g.ranks, 0, 0); }  // words of the operator's own
+  DEVICE u32* columns_landed(u32 row) const { return slices_landed(p.g.ranks, 0, 0) + row; }  // from all peers together
+  DEVICE u32* after_gather() const {  // words of the operator's own
+    if constexpr (TWO) return columns_landed(p.column_m.tile_rows_max);
+    else return slices_landed(p.g.ranks, 0, 0);
+  }
 
   DEVICE u32 peers() const { return p.g.ranks - 1; }
   // Each rank starts with another peer, so that no link is asked by all at once.
   DEVICE u32 peer_at(u32 i) const { return (p.g.rank + 1 + i) % p.g.ranks; }
-  DEVICE u32 pulls_from(u32 q) const { return p.m.tile_rows(q) * p.pulls.slabs * p.pulls.slices; }
-  DEVICE u32 entries() const { return peers() * p.m.tile_rows_max * p.pulls.slabs * p.pulls.slices; }
+  DEVICE u32 pulls_of_rows(u32 q) const { return p.m.tile_rows(q) * p.pulls.slabs * p.pulls.slices; }
+  DEVICE u32 entries_of_rows() const { return peers() * p.m.tile_rows_max * p.pulls.slabs * p.pulls.slices; }
+  DEVICE u32 pulls_from(u32 q) const {
+    if constexpr (TWO) return pulls_of_rows(q) + p.column_m.tile_rows(q) * p.column_pulls.slices;
+    else return pulls_of_rows(q);
+  }
+  DEVICE u32 entries() const {
+    if constexpr (TWO) return entries_of_rows() + peers() * p.column_m.tile_rows_max * p.column_pulls.slices;
+    else return entries_of_rows();
+  }
 
   DEVICE void begin() {
     mover = peers() && target::wg() < p.movers && p.policy != BESIDE;
@@ -45,10 +61,17 @@ template <class P> struct Gather {
   }
 
   // Entry i of all pulls: peers in turn; of each peer band by band, in a band slab by slab, in a slab row by row. LEAVE: past
-  // a short chunk's end.
+  // a short chunk's end. Then the second matrix, row by row.
   DEVICE Work pull_at(u32 i) const {
+    if constexpr (TWO) {
+      if (i >= entries_of_rows()) {
+        const u32 k = i - entries_of_rows(), q = peer_at(k % peers()), row = k / peers() / p.column_pulls.slices;
+        if (row >= p.column_m.tile_rows(q)) return {};
+        return {PULL_COLUMNS, q, row, k / peers() % p.column_pulls.slices};
+      }
+    }
     const u32 q = peer_at(i % peers()), j = i / peers(), slices = p.pulls.slices;
-    if (j >= pulls_from(q)) return {};
+    if (j >= pulls_of_rows(q)) return {};
     const u32 band = p.pulls.band, row_pulls = p.pulls.slabs * slices, low = p.m.tile_rows(q) % band;
     const bool in_low = j < low * row_pulls;
     const u32 k = in_low ? j : j - low * row_pulls, rows = in_low ? low : band;
@@ -116,9 +139,32 @@ template <class P> struct Gather {
     return true;
   }
 
+  // Of the second matrix: what all peers have in a tile row.
+  DEVICE u32 slices_of_columns() const {
+    u32 from = 0;
+    for (u32 i = 0; i < peers(); i++) from += p.column_m.rows(peer_at(i)) > 0;
+    return from * p.column_pulls.slices;
+  }
+  DEVICE bool columns_have_landed(u32 row) const {
+    if (!has_reached(columns_landed(row), slices_of_columns(), DEVICE_SCOPE)) return false;
+    target::acquire(DEVICE_SCOPE);  // as in landed
+    return true;
+  }
+  DEVICE bool wait_columns(const Work& w) const {
+    if (!wait_at_least(p.g, w, columns_landed(w.row), slices_of_columns(), DEVICE_SCOPE)) return false;
+    target::acquire(DEVICE_SCOPE);  // as in landed
+    return true;
+  }
+
+  DEVICE u32* counted_at(const Work& w) const {
+    if constexpr (TWO) {
+      if (w.kind == PULL_COLUMNS) return columns_landed(w.row);
+    }
+    return slices_landed(w.chunk, w.row, w.part / p.pulls.slices);
+  }
   DEVICE void finish_pull(const Work& w) const {
     target::release(DEVICE_SCOPE);  // rows first, then the count: a builder that sees the count must see the rows
-    target::add(slices_landed(w.chunk, w.row, w.part / p.pulls.slices), 1, DEVICE_SCOPE);
+    target::add(counted_at(w), 1, DEVICE_SCOPE);
     if (target::add(pulls_done(w.chunk), 1, DEVICE_SCOPE) + 1 != pulls_from(w.chunk)) return;
     target::acquire(DEVICE_SCOPE);  // the other movers' reads of this shard, then the word to its owner
     target::release(SYSTEM_SCOPE);

@@ -4,8 +4,8 @@
 
 // What a WG does next. Output tiles of a GEMM come last: is_tile tells them from the rest. HALF: of a tile, see halves.h.
 enum Kind : u32 {
-  LEAVE, PULL, DRAIN, POISON, REDUCE, SUM, TOPK, SCAN, PLAN, SORT, GATE, PUSH, SEND, FOLD,
-  TILE, HALF, ROUTE, SHARED1, SHARED2, GEMM1, GEMM2,
+  LEAVE, PULL, PULL_COLUMNS, DRAIN, POISON, REDUCE, SUM, TOPK, SCAN, PLAN, SORT, GATE, PUSH, SEND, FOLD,
+  TILE, HALF, WGRAD, ROUTE, SHARED1, SHARED2, GEMM1, GEMM2,
 };
 DEVICE constexpr bool is_tile(Kind k) { return k >= TILE; }
 

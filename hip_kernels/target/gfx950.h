@@ -19,6 +19,7 @@ constexpr u32 COPY_BATCH = 8;
 static_assert(COPY_BATCH * 16 * WG_THREADS == 64 << 10);  // bytes that a mover has on their way
 constexpr u32 TRACE_ROWS = 1;  // rows of Group::trace that one WG writes
 constexpr u32 DIES = 8;        // each with an L2 of its own
+constexpr u32 MULTIPLIES_MXFP8 = 1;
 
 // The compiler knows nothing of it, or it makes every offset of every copy from it before the main loop, and keeps them
 // through all tiles (44 bytes of scratch in moe_forward).
@@ -99,6 +100,8 @@ DEVICE inline void write_through(Vec16* p, Vec16 v) {
   write_through(&p->lo, v.lo);
   write_through(&p->hi, v.hi);
 }
+
+DEVICE inline void moved(u64) {}
 
 struct Converts {
   // Clamped first: past 464 the instruction gives NaN, or does not, as a mode bit has it.

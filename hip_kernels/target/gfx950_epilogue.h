@@ -122,7 +122,7 @@ DEVICE inline void hand_over_any(const typename Op::Params& p, const Work& w, co
   else if (how == SUMS)
     each_four(tile, rows, cols, [&](u32 row, u32 column, const float (&four)[4])
                                     __attribute__((always_inline)) { Op::store_f32(p, w, row, column, four); });
-  else
+  else if constexpr (requires(const float (&four)[4]) { Op::store_gated(p, w, 0, 0, four, four); })
     each_gated(tile, rows, cols, [&](u32 row, u32 column, const float (&gate)[4], const float (&up)[4])
                                      __attribute__((always_inline)) { Op::store_gated(p, w, row, column, gate, up); });
 }

@@ -8,7 +8,7 @@
 #include "soft_bf16.h"
 
 namespace target {
-constexpr u32 WG_THREADS = 1, TRACE_ROWS = 1, COPY_BATCH = 8, DIES = 1, GATED = 16;
+constexpr u32 WG_THREADS = 1, TRACE_ROWS = 1, COPY_BATCH = 8, DIES = 1, GATED = 16, MULTIPLIES_MXFP8 = 1;
 inline thread_local u32 wg_idx = 0;
 inline u32 lane() { return 0; }
 inline u32 lanes() { return 1; }
@@ -47,6 +47,10 @@ inline void write_through(Vec16* p, Vec16 v) {
   write_through(&p->lo, v.lo);
   write_through(&p->hi, v.hi);
 }
+
+// By all WGs and ranks of this process so far.
+inline u64 moved_bytes = 0;
+inline void moved(u64 bytes) { __atomic_fetch_add(&moved_bytes, bytes, __ATOMIC_RELAXED); }
 
 struct Converts {  // 32 at a time, in vectors of the compiler's choice, which it does not find by itself
   using Bits32 = u32 __attribute__((vector_size(128)));

@@ -64,6 +64,7 @@ template <class Op> void run_plain(const typename Op::Params& p) {
   KOSMOS_CONSTANTS(name, Op)
 #define KOSMOS_CONSTANTS(name, Op)                                                                                         \
   extern "C" void name##_come_late(unsigned us) { target::most_delay_us = us; }                                            \
+  extern "C" unsigned long long name##_moved_bytes() { return __atomic_load_n(&target::moved_bytes, __ATOMIC_RELAXED); }   \
   extern "C" unsigned name##_params_bytes() { return sizeof(Op::Params); }                                                 \
   extern "C" unsigned name##_tile_m() { return target::TILE_M; }                                                           \
   extern "C" unsigned name##_tile_n() { return target::TILE_N; }

@@ -11,6 +11,7 @@ constexpr u32 GATED = 16;  // so that one thread has both sums, of every target'
 constexpr u32 WG_THREADS = 384, WORKERS = 256, FIRST_WORKER = WG_THREADS - WORKERS;
 constexpr u32 COPY_BATCH = 16;  // 64 KiB of all workers
 constexpr u32 DIES = 1;
+constexpr u32 MULTIPLIES_MXFP8 = 0;  // WGMMA has no scales of blocks
 constexpr u32 TRACE_ROWS = 3;   // rows of Group::trace that one WG writes: the decider's, that of who ends works, the mover's beside
 
 // Read anew at each use. Else compilers keep what follows from it, for all kinds of work, in registers through the
@@ -82,6 +83,8 @@ DEVICE inline void write_through(u64* p, u64 v) {
 DEVICE inline void write_through(Vec16* p, Vec16 v) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(v.lo), "l"(v.hi) : "memory");
 }
+
+DEVICE inline void moved(u64) {}
 
 struct Converts {
   DEVICE static u32 two_e4m3(float a, float b) {  // to nearest even, saturating

@@ -235,7 +235,7 @@ INLINE void hand_over_any(const typename Op::Params& p, const Work& w, const flo
   if (how == ROWS) store_rows<N, through<Op>()>(sums, t, Op::result(p, w), shared, one);
   else if (how == SUMS)
     each_four<N>(sums, t, [&](u32 row, u32 column, const float (&four)[4]) { Op::store_f32(p, w, row, column, four); });
-  else
+  else if constexpr (requires(const float (&four)[4]) { Op::store_gated(p, w, 0, 0, four, four); })
     each_gated<N>(sums, t, [&](u32 row, u32 column, const float (&gate)[4], const float (&up)[4]) {
       Op::store_gated(p, w, row, column, gate, up);
     });

@@ -17,6 +17,8 @@
 //   GATED                          gate rows, then as many up rows, alternate in weights of a gated product; see tile_operands.h
 //   COPY_BATCH                     words of 16 bytes that a lane has on their way at a time when it copies
 //   Converts                       conversions that the target has instructions for, and may lack; see where they are used
+//   moved(bytes)                   called with what was read of peers; the host counts it, others do not
+//   MULTIPLIES_MXFP8               0: its tile does not know MXFP8; who moves or quantises then makes BF16 of it (work/mx_move.h)
 //   pause() ticks()                inside a bounded wait; ticks has a fixed rate, which the device's Python side knows
 //   TILE_M TILE_N                  rows and columns of an output tile
 //   WG_THREADS TRACE_ROWS          threads of a WG as launched; rows of trace events that it writes

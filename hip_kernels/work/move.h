@@ -28,6 +28,27 @@ DEVICE inline void copy_words(Vec16* to, const Vec16* from, u64 begin, u64 end) 
   }
 }
 
+// `lines` of `words`, each so many words behind the one before. Lanes go through all words as if they followed each other.
+DEVICE inline void copy_lines(Vec16* to, u32 to_pitch, const Vec16* from, u32 from_pitch, u32 lines, u32 words) {
+  if (to_pitch == words && from_pitch == words) return copy_words(to, from, 0, (u64)lines * words);
+  constexpr u32 BATCH = target::COPY_BATCH;
+  const u32 step = target::lanes(), all = lines * words;
+  for (u32 i = target::lane(); i < all; i += BATCH * step) {
+    Vec16 v[BATCH];
+#pragma unroll
+    for (u32 j = 0; j < BATCH; j++) {
+      const u32 at = i + j * step;
+      v[j] = {};  // or compilers keep what was there before, in registers, through all other work
+      if (at < all) v[j] = target::read(from + (u64)(at / words) * from_pitch + at % words);
+    }
+#pragma unroll
+    for (u32 j = 0; j < BATCH; j++) {
+      const u32 at = i + j * step;
+      if (at < all) target::write(to + (u64)(at / words) * to_pitch + at % words, v[j]);
+    }
+  }
+}
+
 // What a PULL copies: lines of `words`, each `pitch` words behind the one before, in both places.
 struct Block {
   Vec16* to;
@@ -36,10 +57,8 @@ struct Block {
 };
 
 DEVICE inline void copy_block(const Block& b) {
-  const bool whole = b.words == b.pitch;
-  const u64 words = whole ? (u64)b.lines * b.words : b.words;
-  for (u32 line = 0; line < (whole ? 1 : b.lines); line++)
-    copy_words(b.to + (u64)line * b.pitch, b.from + (u64)line * b.pitch, 0, words);
+  target::moved((u64)b.lines * b.words * 16);
+  copy_lines(b.to, b.pitch, b.from, b.pitch, b.lines, b.words);
 }
 
 // The rows and columns of one PULL from a shard to their place in the gathered matrix, of `words` 16-byte words a row.

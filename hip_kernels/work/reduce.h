@@ -54,6 +54,7 @@ DEVICE inline bool read_words(Vec16 (&v)[MAX_RANKS], const Group& g, const Work&
 }
 
 template <bool STAGED> DEVICE inline void add_ranks(const Group& g, const Work& w, const Addends& a) {
+  target::moved((a.end - a.begin) * 16 * (g.ranks - 1));
   for (u64 i = a.begin + target::lane(); i < a.end; i += target::lanes()) {
     Vec16 v[MAX_RANKS];
     if (!read_words<STAGED>(v, g, w, a, i)) return;

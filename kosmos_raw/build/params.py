@@ -11,8 +11,8 @@ import numpy as np
 MAX_RANKS = 8  # hip_kernels/target/target.h
 
 KINDS = (
-    *"leave pull drain poison reduce sum topk scan plan sort gate push send fold".split(),
-    *"tile half route shared1 shared2 gemm1 gemm2".split(),
+    *"leave pull pull_columns drain poison reduce sum topk scan plan sort gate push send fold".split(),
+    *"tile half wgrad route shared1 shared2 gemm1 gemm2".split(),
 )
 POLICIES = ("one_way", "fixed", "two_way", "beside")
 ORDERS = ("as_consumed", "chunk_major", "rank_order", "not_own_first")
@@ -32,6 +32,11 @@ def _struct(*fields: tuple[str, str | np.dtype] | tuple[str, str, tuple[int, ...
     if end != dtype.itemsize:
         raise TypeError(f"hidden padding after the last field of {names}")
     return dtype
+
+
+def _more(base: np.dtype, *fields: tuple[str, str | np.dtype] | tuple[str, str, tuple[int, ...]]) -> np.dtype:
+    """The mirror of a struct that is derived from another one."""
+    return _struct(*((name, base[name]) for name in base.names or ()), *fields)
 
 
 SIGNALS = _struct(
@@ -134,6 +139,34 @@ BULK_RS = _struct(
     *((name, "u4") for name in "width M N K lda ldc tile_n movers max_movers slices into policy halved zero".split()),
 )
 
+# hip_kernels/schedule/mx.h
+MX_SCALES = _struct(("words", "u8"), ("ld", "u4"), ("zero", "u4"))
+MX_GATHERED = _struct(("scales_of", "u8", (MAX_RANKS,)), ("scales", "u8"), ("values", "u8"))
+MX_COLUMNS = _struct(
+    ("of", "u8", (MAX_RANKS,)),
+    ("gathered", "u8"),
+    ("mx", MX_GATHERED),
+    ("first", "u4", (MAX_RANKS + 1,)),
+    ("ld", "u4"),
+)
+
+AG_GEMM_MXFP8 = _more(AG_GEMM, ("mx", MX_GATHERED), ("b_scales", MX_SCALES))
+AG_GEMM_GRADS = _more(
+    AG_GEMM_MXFP8,
+    ("column_m", CHUNKS),
+    ("column_pulls", PULLS),
+    ("columns", MX_COLUMNS),
+    ("x", "u8"),
+    ("gradient", "u8"),
+    ("x_scales", MX_SCALES),
+    *((name, "u4") for name in "features gradient_N gradient_ld into".split()),
+)
+_FACTORS = (("a_scales", MX_SCALES), ("b_scales", MX_SCALES))
+GEMM_RS_MXFP8 = _more(GEMM_RS, *_FACTORS)
+GEMM_RS_PUSH_MXFP8 = _more(GEMM_RS_PUSH, *_FACTORS)
+BULK_AG_MXFP8 = _more(BULK_AG, ("x", MX_COLUMNS), *_FACTORS)
+BULK_RS_MXFP8 = _more(BULK_RS, *_FACTORS)
+
 MX_COPY = _struct(("elements", "u8"), ("scales", "u8"), ("depth", "u4"), ("ld_scales", "u4"))
 
 QUANTIZE_MXFP8 = _struct(
@@ -142,6 +175,10 @@ QUANTIZE_MXFP8 = _struct(
     ("by_column", MX_COPY),
     ("m", CHUNKS),
     *((name, "u4") for name in "columns ld rule wgs".split()),
+)
+DEQUANTIZE_MXFP8 = _struct(
+    *((name, "u8") for name in "elements scales to".split()),
+    *((name, "u4") for name in "lines depth ld_scales ld wgs zero".split()),
 )
 
 MOE_SCANS = 8

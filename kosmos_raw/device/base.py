@@ -72,6 +72,7 @@ class Kernel(ABC):
     tile: Tile  # rows and columns of one output tile
     other_tiles: tuple[Tile, ...] = ()  # that it can do as well: a launch says which in its params, `tile_n`
     params_bytes: int  # size of the params struct that the compiled code expects
+    moved_bytes: int | None = None  # read of peers so far, by all ranks of this process; None: nobody counts
     wgs_per_unit: int = 1  # that run at once on a compute unit; more than one of kernels without a schedule alone
 
     @abstractmethod
@@ -98,6 +99,7 @@ class Device(ABC):
     link: Link | None = None  # None: not measured; crews then follow the paper's table
     beside: bool = False  # its WGs have a thread to spare that pulls rows while the others build (policy "beside")
     default_arena_bytes: int = 4 << 30  # symmetric memory of a rank when the caller does not say
+    multiplies_mxfp8: bool = True  # False: its tile takes BF16, and operators in MXFP8 make that first
     queues_launches: bool = True  # False: a launch has ended when `Kernel.launch` returns
     most_delay_us: int = 0  # for tests: how late a WG may come, by chance, to a claim or a publication. CPU only
     # Whether ranks meet before and after each launch: on a GPU that ranks of one process share, allocating memory or

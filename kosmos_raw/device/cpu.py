@@ -31,11 +31,18 @@ class CpuKernel(Kernel):
 
         self._come_late = getattr(library, f"{op}_come_late")
 
+        self._moved_bytes = getattr(library, f"{op}_moved_bytes")
+        self._moved_bytes.restype = ctypes.c_uint64
+
         def constant(name: str) -> int:
             return int(getattr(library, f"{op}_{name}")())
 
         self.params_bytes = constant("params_bytes")
         self.tile = Tile(constant("tile_m"), constant("tile_n"))
+
+    @property
+    def moved_bytes(self) -> int:  # type: ignore[override]
+        return int(self._moved_bytes())
 
     def prepare(self, params: np.ndarray, operands: Sequence[Matrix] = ()) -> Callable[[int], None]:
         address = params.ctypes.data

@@ -130,6 +130,7 @@ class CudaDevice(CupyDevice):
     target = "sm_90a"
     extra = "cuda"
     dlpack_types = (2,)
+    multiplies_mxfp8 = False
     tick_hz = 1_000_000_000  # %globaltimer
     beside = True
     link = Link(pull=332, push=358, mover=22, tflops=5.6)  # H200, NVLink of 18 links

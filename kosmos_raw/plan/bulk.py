@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from .crew import KERNELS, Crew, Grid
 from .gemm_rs import LEAST_SLICE
 from .heuristics import parts_that_fit
-from .link import LEAST_PULL, Moved, Pulls, choose, pulls_of, reducing, saturating, table_pulls
-from .shapes import VECTOR, Cut, Plan, round_up
+from .link import LEAST_PULL, Moved, Pulls, choose, pulls_of, reducing, saturating, table_pulls, whole_pulls
+from .shapes import BF16_FORMAT, K_STEP, VECTOR, Cut, Format, Plan, round_up
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,15 @@ class BulkPlan(Plan):
 
 @dataclass(frozen=True)
 class BulkAgPlan(BulkPlan):
+    """In MXFP8 columns are gathered: `rows` are then the lines that each rank has, all of `width` or none."""
+
     pulls: Pulls
+    tokens: tuple[int, ...]  # rows of X of every rank
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Of MXFP8: of each rank's columns."""
+        return tuple(round_up(rows, self.form.step) for rows in self.tokens)
 
     @property
     def counter_words(self) -> int:
@@ -45,7 +53,16 @@ class BulkAgPlan(BulkPlan):
     @property
     def shard_bytes(self) -> int:
         """Symmetric workspace for the shard when the caller's array does not lie in the arena; equal on all ranks."""
-        return max(self.rows) * self.padded_width * 2
+        if self.form is BF16_FORMAT:
+            return max(self.tokens) * self.padded_width * 2
+        return self.form.nbytes(self.width, max(self.depths))
+
+    @property
+    def moved_bytes(self) -> int:
+        """What all ranks together read of their peers."""
+        if self.form is BF16_FORMAT:
+            return (self.ranks - 1) * sum(self.tokens) * self.padded_width * 2
+        return (self.ranks - 1) * sum(self.form.nbytes(self.width, depth) for depth in self.depths)
 
 
 @dataclass(frozen=True)
@@ -68,6 +85,11 @@ class BulkRsPlan(BulkPlan):
         return self.m * self.padded_width * 2
 
     @property
+    def moved_bytes(self) -> int:
+        """What all ranks together read of their peers."""
+        return (self.ranks - 1) * self.x_bytes
+
+    @property
     def padded_m(self) -> int:
         return round_up(self.gemm_m, VECTOR)
 
@@ -84,6 +106,7 @@ def plan_bulk_ag(
     *,
     policy: str | None = None,
     movers: int | None = None,
+    form: Format = BF16_FORMAT,
 ) -> BulkAgPlan:
     """The plan for gathering rows[q] x `width` of each rank beside a product of `shape` (M, N, K).
 
@@ -91,18 +114,22 @@ def plan_bulk_ag(
         ValueError: no such launch can run; says why.
     """
     op, every, (m, n, k) = "bulk_ag", tuple(int(r) for r in rows), shape
-    ranks, words = len(every), round_up(width, VECTOR) // VECTOR
+    ranks, words = len(every), form.nbytes(1, round_up(width, form.step)) // 16
+    lines = every if form is BF16_FORMAT else tuple(width if r else 0 for r in every)
     policy = grid.policy(policy, ranks)
     beside = policy == "beside"
-    crew = Crew.choose(op, shape, ranks, grid, policy, movers)
+    crew = Crew.choose(op, shape, ranks, grid, policy, movers, dtype=form.dtype)
+    more = {"form": form, "tokens": every}
     if grid.link is None or ranks == 1 or not words:
         tile, pulls = grid.tile((m,), n, k, crew.movers), table_pulls(crew.movers, ranks, words)
-        return BulkAgPlan(op, every, n, k, tile, grid.workgroups, crew, width, m, 0, pulls)
+        return BulkAgPlan(op, lines, n, k, tile, grid.workgroups, crew, width, m, 0, pulls, **more)
     moved = Moved(sum(every) * (ranks - 1) // ranks, words, awaited=False)
     chosen = choose(grid.link, grid.tiles, (m,), n, k, grid.workgroups, moved, movers, beside=beside)
     crew, tile = Crew.choose(op, shape, ranks, grid, policy, chosen.movers), chosen.tile
     pulls = pulls_of(chosen, ranks, words, -(-n // tile.n), grid.workgroups, beside=beside)
-    return BulkAgPlan(op, every, n, k, tile, grid.workgroups, crew, width, m, chosen.halved, pulls)
+    if form is not BF16_FORMAT:
+        pulls = whole_pulls(chosen, max(every) // form.word)
+    return BulkAgPlan(op, lines, n, k, tile, grid.workgroups, crew, width, m, chosen.halved, pulls, **more)
 
 
 def plan_bulk_rs(
@@ -115,6 +142,7 @@ def plan_bulk_rs(
     movers: int | None = None,
     max_movers: int | None = None,
     split: int | None = None,
+    form: Format = BF16_FORMAT,
 ) -> BulkRsPlan:
     """The plan for reducing sum(rows) x `width`, rows[q] for rank q, beside a product of `shape` (M, N, K).
 
@@ -123,10 +151,11 @@ def plan_bulk_rs(
     """
     op, every, (m, n, k) = "bulk_rs", tuple(int(r) for r in rows), shape
     ranks, words = len(every), round_up(width, VECTOR) // VECTOR
-    crew, halved, least = Crew.choose(op, shape, ranks, grid, policy, movers, max_movers), 0, LEAST_SLICE
+    crew, halved = Crew.choose(op, shape, ranks, grid, policy, movers, max_movers, form.dtype), 0
+    least, whole = LEAST_SLICE, max(K_STEP, form.step)
     tile = grid.tile((m,), n, k, crew.movers)
     if split is None:
-        split = parts_that_fit(KERNELS[op], m, n, tile, grid.workgroups)
+        split = parts_that_fit(KERNELS[op], m, n, tile, grid.workgroups, form.dtype)
     if grid.link and ranks > 1 and words:
         link, least = reducing(grid.link, ranks), LEAST_PULL
         moved = Moved(max(every) * (ranks - 1), words, awaited=False)
@@ -135,4 +164,5 @@ def plan_bulk_rs(
         crew, tile = Crew.choose(op, shape, ranks, grid, policy, chosen.movers, most), chosen.tile
         halved = chosen.halved if split == 1 else 0
     slices = max(1, min(4 * crew.max_movers, max(every) * width * 2 // least))
-    return BulkRsPlan(op, every, n, k, tile, grid.workgroups, crew, width, m, halved, slices, Cut.of(k, split))
+    cut = Cut.of(k, split, whole)
+    return BulkRsPlan(op, every, n, k, tile, grid.workgroups, crew, width, m, halved, slices, cut, form=form)

@@ -68,6 +68,7 @@ class Crew:
         policy: str | None,
         movers: int | None = None,
         max_movers: int | None = None,
+        dtype: str = "bf16",
     ) -> Crew:
         """The crew of a launch of `op`, whose product is of `shape` (M, N, K): as asked for, or by the paper's rules.
 
@@ -90,7 +91,7 @@ class Crew:
         elif movers is None and beside:
             movers = wgs
         elif movers is None:
-            per_peer = movers_per_peer(KERNELS[op], *shape, workgroups=wgs)
+            per_peer = movers_per_peer(KERNELS[op], *shape, dtype, wgs)
             whole = wgs if op in REDUCING else max(wgs, grid.uncapped)
             movers = min(crew(per_peer, ranks, whole), max(1, wgs // 2))
         if ranks > 1 and not 1 <= movers < wgs + beside:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from .crew import Crew, Grid
 from .link import LEAST_PULL, Moved, choose, reducing, saturating, unit_us
-from .shapes import VECTOR, Plan
+from .shapes import BF16_FORMAT, VECTOR, Format, Plan
 from .tiles import end_of_tiles, tile_count, tile_time
 
 TRANSPORTS = ("pull", "push")
@@ -45,6 +45,11 @@ class GemmRsPlan(Plan):
         """Of a rank's partial results: one of the two buffers of its staging."""
         return self.m * self.padded_n * 2
 
+    @property
+    def moved_bytes(self) -> int:
+        """What all ranks together read of their peers."""
+        return (self.ranks - 1) * self.partial_bytes
+
 
 @dataclass(frozen=True)
 class GemmRsPushPlan(Plan):
@@ -59,7 +64,16 @@ class GemmRsPushPlan(Plan):
     @property
     def padded_k(self) -> int:
         """At least one step of the contraction: its tiles always come from a product."""
-        return max(VECTOR, super().padded_k)
+        return max(self.form.step, super().padded_k)
+
+    @property
+    def kernel(self) -> str:
+        return "gemm_rs_push" if self.form is BF16_FORMAT else f"gemm_rs_push_{self.form.dtype}"
+
+    @property
+    def moved_bytes(self) -> int:
+        """What all ranks together write to their peers."""
+        return (self.ranks - 1) * self.m * self.padded_n * 2
 
     @property
     def queue_entries(self) -> int:
@@ -91,6 +105,7 @@ def plan_gemm_rs(
     policy: str | None = None,
     movers: int | None = None,
     max_movers: int | None = None,
+    form: Format = BF16_FORMAT,
 ) -> GemmRsPlan:
     """The plan for a product of sum(rows) x `n`, contracted over `k` on each rank, of which rank q gets rows[q].
 
@@ -99,7 +114,7 @@ def plan_gemm_rs(
     """
     op, every = "gemm_rs", tuple(int(r) for r in rows)
     shape, ranks, least = (sum(every), n, k), len(every), LEAST_SLICE
-    crew = Crew.choose(op, shape, ranks, grid, policy, movers, max_movers)
+    crew = Crew.choose(op, shape, ranks, grid, policy, movers, max_movers, form.dtype)
     tile = grid.tile(every, n, k, crew.movers)
     if grid.link and ranks > 1:
         link, least = reducing(grid.link, ranks), LEAST_PULL
@@ -112,11 +127,18 @@ def plan_gemm_rs(
     band_tile_rows = max(1, (grid.workgroups - crew.movers) // (ranks * columns))
     band_bytes = min(band_tile_rows * tile.m, max(1, max(every, default=1))) * max(n, VECTOR) * 2
     slices = max(1, min(crew.max_movers, band_bytes // least))
-    return GemmRsPlan(op, every, n, k, tile, grid.workgroups, crew, band_tile_rows, slices)
+    return GemmRsPlan(op, every, n, k, tile, grid.workgroups, crew, band_tile_rows, slices, form=form)
 
 
 def plan_gemm_rs_push(
-    rows: Sequence[int], n: int, k: int, grid: Grid, *, policy: str | None = None, order: str = "as_consumed"
+    rows: Sequence[int],
+    n: int,
+    k: int,
+    grid: Grid,
+    *,
+    policy: str | None = None,
+    order: str = "as_consumed",
+    form: Format = BF16_FORMAT,
 ) -> GemmRsPushPlan:
     """The same by push. Tiles of peers' rows and of the own alternate by bands. Where links take long, bands are low:
     at any time some WGs then have tiles to send and others tiles to add. Else they are as high as makes a wave of tiles
@@ -126,7 +148,7 @@ def plan_gemm_rs_push(
     crew = Crew.choose(op, (sum(every), n, k), ranks, grid, policy, 1 if ranks > 1 else None)
     tile = grid.tile(every, n, ANY_K, 0)
     columns = max(1, -(-n // tile.n))
-    plan = GemmRsPushPlan(op, every, n, k, tile, wgs, crew, max(1, wgs // (ranks * columns)), 0)
+    plan = GemmRsPushPlan(op, every, n, k, tile, wgs, crew, max(1, wgs // (ranks * columns)), 0, form=form)
     if grid.link is None or ranks == 1:
         return plan
     unit, count = unit_us(tile, grid.link), tile_count(tile, every, n)

@@ -74,10 +74,10 @@ def split_k(kernel: str, m: int, n: int, dtype: str = "bf16") -> int:
     return next((parts for parts in (4, 2) if parts * one <= WORKSPACE_BYTES), 1)
 
 
-def parts_that_fit(kernel: str, m: int, n: int, tile: Tile, workgroups: int) -> int:
+def parts_that_fit(kernel: str, m: int, n: int, tile: Tile, workgroups: int, dtype: str = "bf16") -> int:
     """split_k for a device with other tiles or fewer WGs: only as long as every part still has a WG of its own, which
     is what the rule amounts to at 256."""
-    parts = split_k(kernel, m, n)
+    parts = split_k(kernel, m, n, dtype)
     return parts if parts * -(-m // tile.m) * -(-n // tile.n) <= workgroups else 1
 
 

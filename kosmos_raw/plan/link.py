@@ -118,6 +118,11 @@ def pulls_of(chosen: Chosen, ranks: int, words: int, columns: int, workgroups: i
     return Pulls(slices, count, slab_words, band)
 
 
+def whole_pulls(chosen: Chosen, words: int) -> Pulls:
+    """The same of lines that are not cut in slabs. `words`: 16 bytes each, of a line."""
+    return Pulls(max(1, min(chosen.movers, chosen.tile.m * words * 16 // LEAST_PULL)), 1, words)
+
+
 def together(chosen: Chosen, rows: tuple[int, ...], side_by_side: int) -> int:
     """Tile rows of a peer whose tiles are taken together: as many as have come when the own tiles are done."""
     own_us = chosen.us / len(rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..build.params import MAX_RANKS, ORDERS
 from ..device.base import Tile
@@ -23,6 +23,24 @@ def split_rows(rows: int, ranks: int) -> list[int]:
 
 K_STEP = 64  # to whose multiples a contraction is cut: what every target's tile multiplies at a time
 
+
+@dataclass(frozen=True)
+class Format:
+    """How the factors of a product lie: lines along the contraction, padded with zeros to whole steps (TN, in MXFP8)."""
+
+    dtype: str
+    step: int  # elements to whose multiples lines are padded
+    word: int  # elements in 16 bytes
+    scale_bytes: int = 0  # of a step of four lines
+
+    def nbytes(self, lines: int, depth: int) -> int:
+        """Of a matrix, its scales included; depth a multiple of the step."""
+        scales = -(-lines // 4) * (depth // self.step) * self.scale_bytes
+        return lines * depth * 16 // self.word + scales
+
+
+BF16_FORMAT = Format("bf16", VECTOR, VECTOR)
+MXFP8_FORMAT = Format("mxfp8", 128, 16, 16)  # hip_kernels/work/mxfp8.h
 
 ORDERS_OF = {  # orders of tiles that an operator knows; where tiles wait for nothing there is one
     "ag_gemm": ORDERS,
@@ -48,11 +66,11 @@ class Cut:
     step: int = 0  # k of a part; the last one may be short
 
     @classmethod
-    def of(cls, k: int, parts: int) -> Cut:
-        """At most `parts` parts, none empty."""
+    def of(cls, k: int, parts: int, whole: int = K_STEP) -> Cut:
+        """At most `parts` parts, none empty, each but the last a multiple of `whole`."""
         if parts < 1:
             raise ValueError(f"split is {parts}, want 1 or more parts of the contraction")
-        step = round_up(max(1, -(-k // parts)), K_STEP)
+        step = round_up(max(1, -(-k // parts)), whole)
         return cls(max(1, -(-k // step)), step)
 
     def sums_bytes(self, rows: int, columns: int) -> int:
@@ -71,6 +89,7 @@ class Plan:
     tile: Tile
     workgroups: int
     crew: Crew
+    form: Format = field(default=BF16_FORMAT, kw_only=True)  # of the factors
 
     def __post_init__(self) -> None:
         if self.m >= 1 << 31 or self.n >= 1 << 31 or self.k >= 1 << 31:
@@ -124,4 +143,9 @@ class Plan:
 
     @property
     def padded_k(self) -> int:
-        return round_up(self.k, VECTOR)
+        return round_up(self.k, self.form.step)
+
+    @property
+    def kernel(self) -> str:
+        """The kernel that is launched."""
+        return self.op if self.form is BF16_FORMAT else f"{self.op}_{self.form.dtype}"

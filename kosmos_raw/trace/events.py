@@ -27,6 +27,7 @@ State = Literal["claiming", "waiting", "working"]
 ROLES: dict[str, Role] = {
     "tile": "builder",
     "half": "builder",
+    "wgrad": "builder",
     "gemm1": "builder",
     "gemm2": "builder",
     "shared1": "builder",
@@ -36,6 +37,7 @@ ROLES: dict[str, Role] = {
     "wgrad1": "builder",
     "wgrad2": "builder",
     "pull": "mover",
+    "pull_columns": "mover",
     "push": "mover",
     "send": "mover",
     "reduce": "mover",
