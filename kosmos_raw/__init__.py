@@ -13,6 +13,7 @@ from .errors import (
 from .layers import ColumnParallelLinear, RowParallelLinear
 from .ops.ag_gemm import ag_gemm
 from .ops.ag_gemm_dgrad import ag_gemm_dgrad
+from .ops.ag_gemm_grads import ag_gemm_grads
 from .ops.bulk_ag import bulk_ag
 from .ops.bulk_rs import bulk_rs, gemm_wgrad
 from .ops.gemm_rs import gemm_rs
@@ -46,6 +47,7 @@ __all__ = [
     "WaitRecord",
     "ag_gemm",
     "ag_gemm_dgrad",
+    "ag_gemm_grads",
     "bulk_ag",
     "bulk_rs",
     "default_device",

@@ -58,7 +58,7 @@ constexpr u32 PANEL_WORDS = PANEL_BYTES / 16;
 
 // The publisher. False: a wait gave up, and the tile is not to be published.
 template <class Op> INLINE bool exchange(const typename Op::Schedule& s, const Work& w, PanelsAt& at) {
-  const typename Op::Params& p = s.p;
+  const auto& p = s.p;
   const u32 across = panels_across(Op::operands(p, w));
   if (p.g.ranks == 1) return true;
   const bool there = s.wait_to_store(w);

@@ -20,6 +20,7 @@ from .arguments import (
     result_address,
     shard_rows,
 )
+from .quantize import MxArray
 
 OP = "ag_gemm_dgrad"
 
@@ -40,7 +41,8 @@ def ag_gemm_dgrad(
     """Gathers A's rows from every rank and multiplies by B: C = concat(A of all ranks) @ B.
 
     BF16 in and out, FP32 accumulation, rounded once. All ranks call it together. The data gradient of a row-parallel
-    linear layer under TP+SP (paper section 3.2.1, "AG+NN"): A is dY, B the weight as the layer keeps it.
+    linear layer under TP+SP (paper section 3.2.1, "AG+NN"): A is dY, B the weight as the layer keeps it. In MXFP8 the
+    weight gradient is made in the same launch: ag_gemm_grads.
 
     Args:
         a: this rank's shard, bf16 [rows[rank], K]; in memory of `comm.empty` on every rank it is used without a copy.
@@ -54,6 +56,8 @@ def ag_gemm_dgrad(
     Raises: as ag_gemm.
     """
     order_idx = order_number(OP, order)
+    if isinstance(a, MxArray) or isinstance(b, MxArray):
+        raise TypeError(f"{OP}: a and b are MXFP8; both gradients are then made together: ag_gemm_grads")
     a, b = factors(comm, OP, a, b, 1, 0)
     every = shard_rows(comm, OP, a.shape[0], rows)
     comm.kernel(f"{OP}_split")  # loaded by all ranks, though not all may need it
@@ -71,7 +75,6 @@ def _launch(comm: Communicator, plan: AgGemmPlan, a: Any, b: Any, out: Any, gath
     kept = comm.local(f"{OP}.gathered", plan.gathered_bytes) if gathered is None else None
     gathered_at = kept or result_address(comm, f"{OP}.gathered", gathered, width)
     params, call, shards = gather_params(comm, plan, a, address, gathered_at, out, order)
-    params["split"]["parts"], params["split"]["step"] = plan.cut.parts, plan.cut.step
     params["split"]["sums"] = comm.local(f"{OP}.sums", plan.sums_bytes)
     operands = [*shards, Matrix(address, width, plan.padded_n, plan.padded_n)]
     comm.launch(OP, params, call, plan.counter_words, operands, kernel=plan.kernel)

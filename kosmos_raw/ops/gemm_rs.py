@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..build.params import GEMM_RS, GEMM_RS_PUSH
+from ..build.params import GEMM_RS, GEMM_RS_MXFP8, GEMM_RS_PUSH, GEMM_RS_PUSH_MXFP8
 from ..device.base import Matrix
 from ..plan.gemm_rs import TRANSPORTS, GemmRsPlan, GemmRsPushPlan, plan_gemm_rs, plan_gemm_rs_push
-from ..plan.shapes import Plan, order_number, split_rows
+from ..plan.shapes import BF16_FORMAT, MXFP8_FORMAT, Format, Plan, order_number, split_rows
 from ..ranks.communicator import Communicator
 from .arguments import dealt_rows, factors, fill_geometry, grid_of, hand_over, local_operand, result, result_address
+from .mx_arguments import fill_factor, mx_factors
+from .quantize import MxArray
 
 OP, PUSH = "gemm_rs", "gemm_rs_push"
 PUSH_ORDERS = ("as_consumed", "rank_order")
@@ -40,6 +43,7 @@ def gemm_rs(
     Args:
         a: this rank's activations, bf16 [M, K]; M is the same on all ranks, K may differ.
         b: this rank's weight, bf16 [N, K]; N is the same on all ranks.
+            Or both are MxArrays of these shapes along axis 1.
         rows: how many of the M rows each rank gets, in order; any may be 0. None deals them evenly.
         out: bf16 [rows[rank], N] to fill; None allocates it. Must not overlap a or b.
         policy: "one_way" (a builder that finds no tile joins the movers), "fixed" (it leaves), or "two_way" (movers
@@ -61,12 +65,16 @@ def gemm_rs(
         WaitError: a rank did not come, or came with another call (see Communicator.launch).
     """
     order_idx = order_number(OP, order)
-    a, b = factors(comm, OP, a, b, 1, 1)
+    mx = isinstance(a, MxArray) or isinstance(b, MxArray)
+    a, b = mx_factors(comm, OP, a, b, 1, 1) if mx else factors(comm, OP, a, b, 1, 1)
+    form, dtype = (MXFP8_FORMAT, np.uint16) if mx else (BF16_FORMAT, a.dtype)
+    inputs = {"a": a.elements, "b": b.elements} if mx else {"a": a, "b": b}
     every = tuple(split_rows(a.shape[0], comm.ranks)) if rows is None else dealt_rows(comm, OP, "a", a.shape[0], rows)
     n, k = b.shape[0], a.shape[1]
-    out = result(comm, OP, out, (every[comm.rank], n), a.dtype, {"a": a, "b": b})
+    out = result(comm, OP, out, (every[comm.rank], n), dtype, inputs)
     if movers is None and max_movers is None and order in PUSH_ORDERS and transport != "pull":
-        push = plan_gemm_rs_push(every, n, k, grid_of(comm, PUSH), policy=policy, order=order)
+        grid = grid_of(comm, _kernel(PUSH, form))
+        push = plan_gemm_rs_push(every, n, k, grid, policy=policy, order=order, form=form)
         if _pushes(comm, transport, push):
             _launch_push(comm, push, a, b, out, order_idx)
             return out
@@ -75,15 +83,20 @@ def gemm_rs(
             f"{OP}: transport is 'push', where nobody moves: leave movers and max_movers away; of orders it has "
             f"{' and '.join(PUSH_ORDERS)}"
         )
-    plan = plan_gemm_rs(every, n, k, grid_of(comm, OP), policy=policy, movers=movers, max_movers=max_movers)
+    grid = grid_of(comm, _kernel(OP, form))
+    plan = plan_gemm_rs(every, n, k, grid, policy=policy, movers=movers, max_movers=max_movers, form=form)
     _launch(comm, plan, a, b, out, order_idx)
     return out
+
+
+def _kernel(kernel: str, form: Format) -> str:
+    return kernel if form is BF16_FORMAT else f"{kernel}_{form.dtype}"
 
 
 def _pushes(comm: Communicator, transport: str | None, push: GemmRsPushPlan) -> bool:
     if transport not in (None, *TRANSPORTS):
         raise ValueError(f"{OP}: transport is {transport!r}, want one of {', '.join(TRANSPORTS)}, or None")
-    fits = push.chunk_tiles <= comm.tile_signals
+    fits = push.chunk_tiles <= comm.tile_signals and (push.form is BF16_FORMAT or push.k > 0)
     if transport == "push" and not fits:
         raise ValueError(
             f"{OP}: transport is 'push', but a chunk of {max(push.rows)} x {push.n} has {push.chunk_tiles} tiles of "
@@ -93,9 +106,8 @@ def _pushes(comm: Communicator, transport: str | None, push: GemmRsPushPlan) -> 
 
 
 def _launch(comm: Communicator, plan: GemmRsPlan, a: Any, b: Any, out: Any, order: int) -> None:
-    params = np.zeros(1, GEMM_RS)
-    params["a"] = local_operand(comm, f"{OP}.a", a, plan.padded_k)
-    params["b"] = local_operand(comm, f"{OP}.b", b, plan.padded_k, rows=plan.padded_n)
+    params = np.zeros(1, GEMM_RS if plan.form is BF16_FORMAT else GEMM_RS_MXFP8)
+    operands = _operands(comm, plan, params, a, b)
     params["c"] = c = result_address(comm, f"{OP}.c", out, plan.padded_n)
     turn = comm.fill_staging(params["staging"], plan.partial_bytes, OP)
     fill_geometry(params, plan)
@@ -105,27 +117,32 @@ def _launch(comm: Communicator, plan: GemmRsPlan, a: Any, b: Any, out: Any, orde
         plan.band_tile_rows,
         plan.slices,
     )
-    call = (plan.transport, plan.rows, plan.n, turn)
-    comm.launch(OP, params, call, plan.counter_words, _operands(plan, params))
+    call = (plan.form.dtype, plan.transport, plan.rows, plan.n, turn)
+    comm.launch(OP, params, call, plan.counter_words, operands, kernel=plan.kernel)
     hand_over(comm, c, out, plan.padded_n)
 
 
 def _launch_push(comm: Communicator, plan: GemmRsPushPlan, a: Any, b: Any, out: Any, order: int) -> None:
-    params = np.zeros(1, GEMM_RS_PUSH)
-    params["a"] = local_operand(comm, f"{OP}.a", a, plan.padded_k)
-    params["b"] = local_operand(comm, f"{OP}.b", b, plan.padded_k, rows=plan.padded_n)
+    params = np.zeros(1, GEMM_RS_PUSH if plan.form is BF16_FORMAT else GEMM_RS_PUSH_MXFP8)
+    operands = _operands(comm, plan, params, a, b)
     params["c"] = c = result_address(comm, f"{OP}.c", out, plan.padded_n)
     offset = comm.fill_inbox(params["inbox"], plan.inbox_bytes, OP)
     fill_geometry(params, plan)
     params["N"], params["K"], params["order"] = plan.padded_n, plan.padded_k, order
     params["band_tile_rows"], params["halved"], params["lead"] = plan.band_tile_rows, plan.halved, plan.lead
-    call = (plan.transport, plan.rows, plan.n, plan.tile, order, offset)
-    comm.launch(OP, params, call, plan.counter_words, _operands(plan, params), kernel=PUSH)
+    call = (plan.form.dtype, plan.transport, plan.rows, plan.n, plan.tile, order, offset)
+    comm.launch(OP, params, call, plan.counter_words, operands, kernel=plan.kernel)
     hand_over(comm, c, out, plan.padded_n)
 
 
-def _operands(plan: Plan, params: np.ndarray) -> list[Matrix]:
+def _operands(comm: Communicator, plan: Plan, params: np.ndarray, a: Any, b: Any) -> list[Matrix]:
+    """Fills in both factors; b padded with rows of zeros. Returns: what tiles read."""
     width, tile = plan.padded_k, plan.tile
+    if plan.form is MXFP8_FORMAT:
+        sides = (("a", a, 0, tile.m), ("b", b, plan.padded_n, tile.n // 2))
+        return [replace(fill_factor(comm, params, s, f"{OP}.{s}", x, n), box_lines=box) for s, x, n, box in sides]
+    params["a"] = local_operand(comm, f"{OP}.a", a, width)
+    params["b"] = local_operand(comm, f"{OP}.b", b, width, rows=plan.padded_n)
     return [
         Matrix(int(params["a"][0]), plan.m, width, width, tile.m),
         Matrix(int(params["b"][0]), plan.padded_n, width, width, tile.n // 2),

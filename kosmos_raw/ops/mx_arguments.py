@@ -9,34 +9,34 @@ import numpy as np
 
 from ..build.params import DEQUANTIZE_MXFP8
 from ..device.base import Matrix
-from ..plan.shapes import MXFP8_FORMAT, round_up
+from ..plan.shapes import MXFP8_FORMAT, Plan, round_up
 from ..ranks.communicator import Communicator
+from .arguments import fill_addresses
 from .quantize import MxArray, group_starts
 
 DEQUANTIZE = "dequantize_mxfp8"
 STEP = MXFP8_FORMAT.step
+ALIGNED = 256
 
 
 def checked(comm: Communicator, op: str, name: str, value: Any, axis: int) -> MxArray:
-    """`value`, if it is an MxArray along `axis` as kernels take it."""
+    """`value`, if it is an MxArray along `axis` that kernels can take as it lies."""
     if not isinstance(value, MxArray):
         raise TypeError(
             f"{op}: {name} is a {type(value).__name__}, want an MxArray as the other factors are: "
             f"quantize_mxfp8(comm, {name}, {axis})"
         )
     if value.axis != axis:
-        lines = "rows" if axis == 1 else "columns"
         raise ValueError(
-            f"{op}: {name} is quantised along axis {value.axis}, want {axis}: {lines} of it are lines of the "
-            "contraction"
+            f"{op}: {name} is quantised along axis {value.axis}, want {axis}, over which it is contracted: "
+            f"quantize_mxfp8(comm, {name}, {axis})"
         )
-    device = comm.device
-    lies = [device.address_of(x) % 16 == 0 and x.flags.c_contiguous for x in (value.elements, value.scales)]
-    shapes = (tuple(value.elements.shape), tuple(value.scales.shape))
+    parts = (value.elements, value.scales)
+    shapes = tuple(tuple(part.shape) for part in parts)
     want = ((value.lines, value.depth), (value.depth // STEP, round_up(value.lines, 4), 4))
-    if shapes != want or not all(lies):
+    if shapes != want or not all(x.flags.c_contiguous and comm.device.address_of(x) % 16 == 0 for x in parts):
         raise ValueError(
-            f"{op}: {name} has elements and scales of shapes {shapes}, want {want}, contiguous and on 16 bytes, as "
+            f"{op}: {name} has elements and scales of {shapes}, want {want}, contiguous and on 16 bytes, as "
             "MxArray.empty makes them"
         )
     return value
@@ -45,37 +45,123 @@ def checked(comm: Communicator, op: str, name: str, value: Any, axis: int) -> Mx
 def mx_factors(comm: Communicator, op: str, a: Any, b: Any, a_axis: int, b_axis: int) -> tuple[MxArray, MxArray]:
     """Both sides of a product, contracted over the axes along which they are quantised."""
     a, b = checked(comm, op, "a", a, a_axis), checked(comm, op, "b", b, b_axis)
-    if a.shape[a_axis] != b.shape[b_axis] or contraction(a) != contraction(b):
-        raise ValueError(
-            f"{op}: a is {a.shape} along axis {a_axis} in groups of {contraction(a)} and b is {b.shape} along axis "
-            f"{b_axis} in groups of {contraction(b)}; want the same contraction"
-        )
+    same_contraction(op, "a", a, "b", b)
     return a, b
 
 
-def contraction(x: MxArray) -> tuple[int, ...]:
-    """The groups of what is contracted over. Along axis 1 it is one, and groups without rows take no room."""
-    return (x.shape[1],) if x.axis == 1 else tuple(rows for rows in x.groups if rows) or (0,)
+def same_contraction(op: str, a_name: str, a: MxArray, b_name: str, b: MxArray) -> None:
+    """Both sides must be padded alike. Groups without rows take no room."""
+
+    def groups(x: MxArray) -> tuple[int, ...]:
+        return tuple(n for n in ((x.shape[1],) if x.axis == 1 else x.groups) if n)
+
+    if groups(a) != groups(b):
+        raise ValueError(
+            f"{op}: {a_name} is {a.shape}, contracted over axis {a.axis} in groups of {groups(a)}, and {b_name} is "
+            f"{b.shape}, over axis {b.axis} in groups of {groups(b)}; want the same K and the same groups"
+        )
 
 
-def symmetric_copies(comm: Communicator, op: str, sizes: Sequence[int], given: Sequence[MxArray]) -> list[int]:
-    """Offsets in the arena of elements and scales of each of `given`, which peers will read: their own, or those of
-    copies in the workspace of this call. sizes: bytes that each may take, equal on all ranks."""
+# -- what peers read
+
+
+def symmetric_copies(
+    comm: Communicator, op: str, given: Sequence[tuple[MxArray, tuple[int, int]]]
+) -> list[tuple[int, int]]:
+    """Offsets in the arena of elements and scales of each MxArray: its own, or those of copies in the workspace of this
+    call. With each goes the most lines and the greatest depth that it has on any rank."""
     arena, address_of = comm.arena, comm.device.address_of
-    starts = np.cumsum([0, *(round_up(n, 256) for n in sizes)])
-    workspace: int | None = None
-    offsets: list[int] = []
-    for i, x in enumerate(given):
-        parts = (x.elements, x.scales)
-        found = [arena.offset_of(address_of(part), part.nbytes) for part in parts]
-        if None in found:
-            if workspace is None:
-                workspace = arena.workspace(int(starts[-1]), op)
-            at = workspace + int(starts[i])
-            found = [at, at + x.elements.nbytes]
-            # Where scales begin follows from the largest shard: it must be the same on all ranks.
-            found[1] = at + int(sizes[i]) - _scales_bytes(sizes[i], x)
-            for offset, part in zip(found, parts, strict=True):
-                comm.device.array(arena.address(comm.rank, offset), part.shape, np.uint8, arena.owner)[...] = part
-        offsets += [int(offset) for offset in found if offset is not None]
+    offsets: list[tuple[int, int]] = []
+    copies: list[tuple[int, Any]] = []
+    end = 0
+    for x, (lines, depth) in given:
+        elements, scales = (arena.offset_of(address_of(part), part.nbytes) for part in (x.elements, x.scales))
+        if elements is None or scales is None:
+            elements, scales = end, end + round_up(lines * depth, ALIGNED)
+            end = scales + round_up(MXFP8_FORMAT.scales_nbytes(lines, depth), ALIGNED)
+            copies += ((elements, x.elements), (scales, x.scales))
+        offsets.append((elements, scales))
+    if copies:
+        arena.workspace(end, op)
+    for at, part in copies:
+        comm.device.array(arena.address(comm.rank, at), part.shape, np.uint8, arena.owner)[...] = part
     return offsets
+
+
+def fill_sources(comm: Communicator, elements: np.ndarray, scales: np.ndarray, offsets: tuple[int, int]) -> None:
+    """Where each rank's matrix lies."""
+    fill_addresses(comm, elements, offsets[0])
+    fill_addresses(comm, scales, offsets[1])
+
+
+# -- what tiles of this rank read
+
+
+def fill_factor(comm: Communicator, params: np.ndarray, name: str, place: str, x: MxArray, lines: int = 0) -> Matrix:
+    """Fills the field `name` of a params struct and that of its scales. Copies are kept under `place`: of what is
+    padded with lines of zeros to `lines`, and of BF16 where the device multiplies that. Returns: what tiles read."""
+    x = _padded(comm, place, x, lines)
+    address = comm.device.address_of(x.elements)
+    if not comm.device.multiplies_mxfp8:
+        address = comm.local(f"{place}.values", x.lines * x.depth * 2)
+        dequantize(comm, x, address, x.depth)
+    params[name] = address
+    params[f"{name}_scales"]["words"] = comm.device.address_of(x.scales)
+    params[f"{name}_scales"]["ld"] = x.scales.shape[1]
+    return Matrix(address, x.lines, x.depth, x.depth)
+
+
+def _padded(comm: Communicator, place: str, x: MxArray, lines: int) -> MxArray:
+    if lines <= x.lines:
+        return x
+    own, depth, ld = x.lines, x.depth, round_up(lines, 4)
+    shape, groups = ((lines, x.shape[1]), (lines,)) if x.axis == 1 else ((x.shape[0], lines), x.groups)
+    address = comm.local(place, MXFP8_FORMAT.nbytes(lines, depth))
+    elements = comm.device.array(address, (lines, depth), np.uint8, comm)
+    scales = comm.device.array(address + lines * depth, (depth // STEP, ld, 4), np.uint8, comm)
+    elements[:own], elements[own:] = x.elements, 0
+    scales[:, :own], scales[:, own:] = x.scales[:, :own], 0
+    return MxArray(elements, scales, x.axis, shape, groups)
+
+
+def dequantize(comm: Communicator, x: MxArray, address: int, ld: int) -> None:
+    """Makes BF16 of what `x` stands for, lines `ld` elements apart, on the device. All ranks call it together."""
+    params = np.zeros(1, DEQUANTIZE_MXFP8)
+    params["elements"], params["scales"] = (comm.device.address_of(part) for part in (x.elements, x.scales))
+    params["to"], params["ld"] = address, ld
+    params["lines"], params["depth"], params["ld_scales"] = x.lines, x.depth, x.scales.shape[1]
+    comm.launch_plain(DEQUANTIZE, params)
+
+
+# -- what is gathered
+
+
+def fill_gathered_rows(comm: Communicator, params: np.ndarray, plan: Plan, own: MxArray) -> list[Matrix]:
+    """Room for the rows of all ranks, whose own part is there already. Returns: what tiles read."""
+    depth, steps = plan.padded_k, plan.padded_k // STEP
+    params["gathered"] = comm.local(f"{plan.op}.gathered", plan.m * depth)
+    params["mx"]["scales"] = comm.local(f"{plan.op}.scales", (-(-plan.m // 4) + plan.ranks) * steps * 16)
+    if comm.device.multiplies_mxfp8:
+        return []
+    params["mx"]["values"] = values = comm.local(f"{plan.op}.values", plan.m * depth * 2)
+    dequantize(comm, own, values + plan.first[comm.rank] * depth * 2, depth)
+    return [Matrix(values, plan.m, depth, depth, plan.tile.m)]
+
+
+def fill_columns(comm: Communicator, columns: np.ndarray, gathered: MxArray, own: MxArray) -> None:
+    """The struct MxColumns but for where peers' are; own columns are put into their place."""
+    starts = group_starts(gathered.groups)
+    first, end = starts[comm.rank], starts[comm.rank + 1]
+    gathered.elements[:, first:end] = own.elements
+    gathered.scales[first // STEP : end // STEP] = own.scales
+    columns["gathered"] = comm.device.address_of(gathered.elements)
+    columns["mx"]["scales"] = comm.device.address_of(gathered.scales)
+    columns["first"][0] = [*starts, *[starts[-1]] * (columns["first"].shape[1] - len(starts))]
+    columns["ld"] = gathered.scales.shape[1]
+
+
+def fill_lines(chunks: np.ndarray, plan: Plan, lines: Sequence[int]) -> None:
+    """The struct Chunks of as many lines as each rank has."""
+    ends = np.cumsum([0, *lines])
+    chunks["first"][0] = [*ends, *[ends[-1]] * (chunks["first"].shape[1] - len(ends))]
+    chunks["tile_m"], chunks["tile_rows_max"] = plan.tile.m, -(-max(lines) // plan.tile.m)

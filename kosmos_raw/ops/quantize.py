@@ -69,13 +69,31 @@ class MxArray:
         *,
         groups: Sequence[int] | None = None,
         symmetric: bool = False,
+        most_rows: int | None = None,
     ) -> MxArray:
-        """One to fill. symmetric: in the arena (`Communicator.empty`), where peers read it without a copy."""
+        """One to fill. symmetric: in the arena (`Communicator.empty`), where peers read it without a copy; most_rows:
+        the most rows that any rank's has then, if they differ."""
         groups = _groups(shape[0], groups)
-        lines, depth = shape[1 - axis], depth_of(shape, axis, groups)
-        make = comm.empty if symmetric else comm.device.xp.empty
-        elements, scales = make((lines, depth), np.uint8), make((depth // STEP, round_up(lines, 4), 4), np.uint8)
+
+        def shapes(shape: tuple[int, int], groups: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+            lines, depth = shape[1 - axis], depth_of(shape, axis, groups)
+            return (lines, depth), (depth // STEP, round_up(lines, 4), 4)
+
+        most = shapes((most_rows, shape[1]), (most_rows,)) if most_rows is not None else shapes(shape, groups)
+        parts = []
+        for want, room in zip(shapes(shape, groups), most, strict=True):
+            count, all_bytes = int(np.prod(want)), int(np.prod(room))
+            made = comm.empty((all_bytes,), np.uint8) if symmetric else comm.device.xp.empty((count,), np.uint8)
+            parts.append(made[:count].reshape(want))
+        elements, scales = parts
+        if scales.shape[1] > shape[1 - axis]:
+            scales[:, shape[1 - axis] :] = 0  # words of no line: equal bits, whoever copies them
         return cls(elements, scales, axis, shape, groups)
+
+    def free(self, comm: Communicator) -> None:
+        """Gives one of `empty(symmetric=True)` back; see `Communicator.free`."""
+        for part in (self.elements, self.scales):
+            comm.free(part)
 
 
 def depth_of(shape: tuple[int, int], axis: int, groups: Sequence[int]) -> int:

@@ -119,17 +119,16 @@ def plan_bulk_ag(
     policy = grid.policy(policy, ranks)
     beside = policy == "beside"
     crew = Crew.choose(op, shape, ranks, grid, policy, movers, dtype=form.dtype)
-    more = {"form": form, "tokens": every}
     if grid.link is None or ranks == 1 or not words:
         tile, pulls = grid.tile((m,), n, k, crew.movers), table_pulls(crew.movers, ranks, words)
-        return BulkAgPlan(op, lines, n, k, tile, grid.workgroups, crew, width, m, 0, pulls, **more)
+        return BulkAgPlan(op, lines, n, k, tile, grid.workgroups, crew, width, m, 0, pulls, every, form=form)
     moved = Moved(sum(every) * (ranks - 1) // ranks, words, awaited=False)
     chosen = choose(grid.link, grid.tiles, (m,), n, k, grid.workgroups, moved, movers, beside=beside)
     crew, tile = Crew.choose(op, shape, ranks, grid, policy, chosen.movers), chosen.tile
     pulls = pulls_of(chosen, ranks, words, -(-n // tile.n), grid.workgroups, beside=beside)
     if form is not BF16_FORMAT:
         pulls = whole_pulls(chosen, max(every) // form.word)
-    return BulkAgPlan(op, lines, n, k, tile, grid.workgroups, crew, width, m, chosen.halved, pulls, **more)
+    return BulkAgPlan(op, lines, n, k, tile, grid.workgroups, crew, width, m, chosen.halved, pulls, every, form=form)
 
 
 def plan_bulk_rs(

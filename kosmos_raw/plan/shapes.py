@@ -26,17 +26,20 @@ K_STEP = 64  # to whose multiples a contraction is cut: what every target's tile
 
 @dataclass(frozen=True)
 class Format:
-    """How the factors of a product lie: lines along the contraction, padded with zeros to whole steps (TN, in MXFP8)."""
+    """How factors of a product lie. Contractions are padded with zeros to whole steps."""
 
     dtype: str
     step: int  # elements to whose multiples lines are padded
     word: int  # elements in 16 bytes
     scale_bytes: int = 0  # of a step of four lines
 
+    def scales_nbytes(self, lines: int, depth: int) -> int:
+        """Of the scales of a matrix; depth a multiple of the step."""
+        return -(-lines // 4) * (depth // self.step) * self.scale_bytes
+
     def nbytes(self, lines: int, depth: int) -> int:
-        """Of a matrix, its scales included; depth a multiple of the step."""
-        scales = -(-lines // 4) * (depth // self.step) * self.scale_bytes
-        return lines * depth * 16 // self.word + scales
+        """Of a matrix, its scales included."""
+        return lines * depth * 16 // self.word + self.scales_nbytes(lines, depth)
 
 
 BF16_FORMAT = Format("bf16", VECTOR, VECTOR)
