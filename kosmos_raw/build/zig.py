@@ -64,7 +64,7 @@ LIBC = ("-lc", "-lm", "-Wl,-z,defs")
 # Flags given by a caller come after these and win.
 _LIBRARY = (
     *("-x", "c++", "-std=c++20", "-march=native", "-O3", "-g1", "-ffp-contract=fast"),
-    # Vectors wider than this machine's go only between functions of one file: how they are passed is nobody else's matter.
+    # Vectors wider than those of this machine go between functions of one file alone: no ABI matters.
     *("-Wall", "-Wextra", "-Werror", "-Wno-psabi"),
     *("-fno-exceptions", "-fno-rtti", "-nostdlib", "-fno-sanitize=all", "-fPIC", "-shared", "-pthread"),
 )
