@@ -32,8 +32,11 @@ struct alignas(16) Piece {
 constexpr u32 PIECES_AT = SLOTS_AT + 96, PIECE_BARRIERS_AT = PIECES_AT + PIECES * sizeof(Piece);
 static_assert(PIECE_BARRIERS_AT + PIECES * 8 <= DYNAMIC_SHARED_BYTES && PIECES_AT % alignof(Piece) == 0);
 
+template <class Op> INLINE constexpr bool can_pull_beside() {
+  return pulls<Op>() && requires(typename Op::Schedule& s) { s.next_beside(); };
+}
 template <class Op> INLINE bool pulls_beside(const typename Op::Params& p) {
-  if constexpr (requires(typename Op::Schedule& s) { s.next_beside(); }) return p.policy == BESIDE;
+  if constexpr (can_pull_beside<Op>()) return p.policy == BESIDE;
   else return false;
 }
 INLINE void init_pieces(u32 shared) {

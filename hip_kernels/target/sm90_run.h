@@ -226,7 +226,7 @@ template <class Op> INLINE void run(const typename Op::Params& p, const Operands
     give_registers<FEW_REGISTERS>();
     const u32 thread = threadIdx.x % 32;
     if (warp == 3 && pulls_beside<Op>(p)) {
-      if constexpr (requires(typename Op::Schedule& s) { s.next_beside(); })
+      if constexpr (can_pull_beside<Op>())
         if (thread < RUNS) pull_beside<Op>(p, dynamic_shared, thread);
     } else if (thread == 0) {
       if (warp == 0) decide<Op>(p, slots);

@@ -26,7 +26,7 @@ from .arguments import (
     shard_rows,
     symmetric_operand,
 )
-from .mx_arguments import fill_factor, fill_gathered_rows, fill_sources, mx_factors, symmetric_copies
+from .mx_arguments import fill_factor, fill_gathered_rows, fill_sources, mx_factors, mx_grid, symmetric_copies
 from .quantize import MxArray
 
 OP = "ag_gemm"
@@ -93,13 +93,13 @@ def _mxfp8(
     b: Any,
     rows: Sequence[int] | None,
     out: Any | None,
-    policy: str,
+    policy: str | None,
     order: int,
     movers: int | None,
 ) -> Any:
     a, b = mx_factors(comm, OP, a, b, 1, 1)
     every = shard_rows(comm, OP, a.shape[0], rows)
-    grid = grid_of(comm, f"{OP}_mxfp8")
+    grid = mx_grid(comm, f"{OP}_mxfp8")
     plan = plan_ag_gemm(every, b.shape[0], a.shape[1], grid, policy=policy, movers=movers, form=MXFP8_FORMAT)
     inputs = {"a": a.elements, "b": b.elements}
     out = result(comm, OP, out, (plan.m, plan.n), np.uint16, inputs)

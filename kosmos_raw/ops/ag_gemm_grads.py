@@ -14,7 +14,7 @@ from ..plan.ag_gemm import plan_ag_gemm_grads
 from ..plan.shapes import VECTOR, order_number, round_up
 from ..ranks.communicator import Communicator
 from .ag_gemm import fill_gather
-from .arguments import fill_pulls, grid_of, hand_over, result, shard_rows
+from .arguments import fill_pulls, hand_over, result, shard_rows
 from .bulk_rs import bits, into_number, result_or_copy
 from .mx_arguments import (
     checked,
@@ -24,6 +24,7 @@ from .mx_arguments import (
     fill_gathered_rows,
     fill_lines,
     fill_sources,
+    mx_grid,
     same_contraction,
     symmetric_copies,
 )
@@ -43,7 +44,7 @@ def ag_gemm_grads(
     out: Any | None = None,
     c: Any | None = None,
     accumulate: bool = False,
-    policy: str = "one_way",
+    policy: str | None = None,
     order: str = "as_consumed",
     movers: int | None = None,
 ) -> tuple[Any, Any]:
@@ -76,7 +77,7 @@ def ag_gemm_grads(
     (m, k), n, gradient_n = (sum(every), a.shape[1]), b.shape[1], x.shape[1]
     gathered_like = MxArray(None, None, 0, (m, k), every)
     same_contraction(OP, "a of all ranks", gathered_like, "x", x)
-    plan = plan_ag_gemm_grads(every, n, k, gradient_n, grid_of(comm, KERNEL), policy=policy, movers=movers)
+    plan = plan_ag_gemm_grads(every, n, k, gradient_n, mx_grid(comm, KERNEL), policy=policy, movers=movers)
     if accumulate and c is None:
         raise ValueError(f"{OP}: accumulate=True adds to c; give the array c")
     inputs = {"a": a.elements, "a_columns": a_columns.elements, "b": b.elements, "x": x.elements}

@@ -28,7 +28,16 @@ from .arguments import (
     shard_rows,
     symmetric_operand,
 )
-from .mx_arguments import checked, fill_columns, fill_factor, fill_lines, fill_sources, mx_factors, symmetric_copies
+from .mx_arguments import (
+    checked,
+    fill_columns,
+    fill_factor,
+    fill_lines,
+    fill_sources,
+    mx_factors,
+    mx_grid,
+    symmetric_copies,
+)
 from .quantize import MxArray
 
 OP = "bulk_ag"
@@ -86,7 +95,7 @@ def _mxfp8(
     rows: Sequence[int] | None,
     out: Any | None,
     gathered: MxArray | None,
-    policy: str,
+    policy: str | None,
     movers: int | None,
 ) -> tuple[Any, MxArray]:
     x, (a, b) = checked(comm, OP, "x", x, 0), mx_factors(comm, OP, a, b, 1, 0)
@@ -94,7 +103,7 @@ def _mxfp8(
     if len([n for n in x.groups if n]) > 1:
         raise ValueError(f"{OP}: x is in groups of {x.groups}, want this rank's rows in one")
     (m, k), n = a.shape, b.shape[1]
-    grid = grid_of(comm, f"{OP}_mxfp8")
+    grid = mx_grid(comm, f"{OP}_mxfp8")
     plan = plan_bulk_ag(every, width, (m, n, k), grid, policy=policy, movers=movers, form=MXFP8_FORMAT)
     inputs = {"x": x.elements, "a": a.elements, "b": b.elements}
     out = result(comm, OP, out, (m, n), np.uint16, inputs)

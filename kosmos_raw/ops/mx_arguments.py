@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..build.params import DEQUANTIZE_MXFP8
 from ..device.base import Matrix
+from ..plan.crew import Grid
 from ..plan.shapes import MXFP8_FORMAT, Plan, round_up
 from ..ranks.communicator import Communicator
-from .arguments import fill_addresses
+from .arguments import fill_addresses, grid_of
 from .quantize import MxArray, group_starts
 
 DEQUANTIZE = "dequantize_mxfp8"
@@ -60,6 +62,11 @@ def same_contraction(op: str, a_name: str, a: MxArray, b_name: str, b: MxArray) 
             f"{op}: {a_name} is {a.shape}, contracted over axis {a.axis} in groups of {groups(a)}, and {b_name} is "
             f"{b.shape}, over axis {b.axis} in groups of {groups(b)}; want the same K and the same groups"
         )
+
+
+def mx_grid(comm: Communicator, kernel: str) -> Grid:
+    """As grid_of. Nobody moves beside builders: where movers make BF16, that takes all lanes of a WG."""
+    return replace(grid_of(comm, kernel), beside=False)
 
 
 # -- what peers read

@@ -168,7 +168,7 @@ def plan_ag_gemm_grads(
     gradient_n: int,
     grid: Grid,
     *,
-    policy: str = "one_way",
+    policy: str | None = None,
     movers: int | None = None,
     queues: int | None = None,
 ) -> AgGemmGradsPlan:
@@ -216,7 +216,9 @@ def _plan(
     crew, tile = Crew.choose(op, shape, ranks, grid, policy, chosen.movers), chosen.tile
     pulls = pulls_of(chosen, ranks, words, -(-n // tile.n), grid.workgroups, beside=beside)
     if form is not BF16_FORMAT:
-        pulls = replace(whole_pulls(chosen, words), slab_words=depth // VECTOR)  # the one slab, as the schedule counts k
+        pulls = replace(
+            whole_pulls(chosen, words), slab_words=depth // VECTOR
+        )  # the one slab, as the schedule counts k
     queue, halved = queues_of(tile), chosen.halved
     plan = AgGemmPlan(op, every, n, k, tile, grid.workgroups, crew, queue, pulls, 1, halved, cut, form=form)
     return replace(plan, together=together(chosen, every, plan.side_by_side))
