@@ -23,7 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..checks import tracing, validate
-from ..checks.operators import CHECKED, Case
+from ..checks.operators import Case
 from ..plan.crew import policies_of
 from ..plan.heuristics import crew
 from ..plan.shapes import ORDERS_OF
@@ -81,7 +81,7 @@ def run(
     found = variants(case.op, comm.ranks, comm.workgroups, comm.device.beside)
     cases = {v: replace(case, policy=v.policy, order=v.order, movers=v.movers, iters=1) for v in found}
     used = _check(comm, cases)
-    operator = CHECKED[case.op]
+    operator = validate.judge_of(case)
     inputs = validate.on_device(comm, case)
     outputs = {
         name: comm.device.xp.empty(shape, np.uint16) for name, shape in operator.outputs(case, comm.rank).items()

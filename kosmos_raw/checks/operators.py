@@ -38,6 +38,7 @@ class Case:
     split: int | None = None  # parts of a contraction; only for operators that cut it
     iters: int = 2  # each with new data
     repeats: int = 2  # calls on the same data, whose bits must be equal
+    dtype: str = "bf16"  # of the factors
     delay_us: int = 0  # how late ranks come to a call, by chance, and (on the CPU) WGs to their work
     seed: int = 0
 
@@ -84,7 +85,8 @@ _kept = lru_cache(maxsize=3 * MAX_RANKS)(_random)  # of one iteration: the input
 
 
 Arrays = dict[str, Any]
-Wanted = dict[str, tuple[np.ndarray, np.ndarray]]  # by output: exact value and bound of the error, in float64
+# By output: exact value and bound of the error, in float64; or the bits, as uint16.
+Wanted = dict[str, tuple[np.ndarray, np.ndarray] | np.ndarray]
 
 
 class Checked(ABC):
@@ -118,7 +120,7 @@ class Checked(ABC):
 
 
 class AgGemm(Checked):
-    in_arena = "a"
+    in_arena: str | None = "a"
 
     def inputs(self, case: Case, rank: int, iteration: int) -> Arrays:
         a = case.random(iteration, 0, (case.m, case.k))
@@ -194,7 +196,7 @@ class AgGemmDgrad(Checked):
 class BulkAg(Checked):
     """Of a case: X is [rows, K], and the product [M, N] x [N, K]: as the data gradient of a column-parallel layer."""
 
-    in_arena = "x"
+    in_arena: str | None = "x"
 
     def inputs(self, case: Case, rank: int, iteration: int) -> Arrays:
         x = case.random(iteration, 0, (case.m, case.k))

@@ -14,7 +14,8 @@ from tqdm import tqdm
 
 from ..numerics.tolerance import BF16_HALF_ULP, compare
 from ..ranks.communicator import POISON, Communicator
-from .operators import CHECKED, Arrays, Case
+from .mxfp8 import CHECKED_MXFP8
+from .operators import CHECKED, Arrays, Case, Checked
 
 GUARD_ROWS = 3  # of poison before and after every output
 
@@ -37,10 +38,15 @@ class Outcome:
             self.problems.append(problem)
 
 
+def judge_of(case: Case) -> Checked:
+    """What judges a case."""
+    return {"bf16": CHECKED, "mxfp8": CHECKED_MXFP8}[case.dtype][case.op]
+
+
 def run(comm: Communicator, case: Case, progress: bool = False) -> Outcome:
     """Runs `case` on this rank; every rank calls it. Each iteration has new data, and repeats with equal bits."""
     outcome = Outcome()
-    operator = CHECKED[case.op]
+    operator = judge_of(case)
     xp = comm.device.xp
     guarded = {
         name: xp.empty((rows + 2 * GUARD_ROWS, columns), np.uint16)
@@ -93,19 +99,19 @@ def run(comm: Communicator, case: Case, progress: bool = False) -> Outcome:
 
 def on_device(comm: Communicator, case: Case) -> Arrays:
     """Inputs of the first iteration."""
-    given = CHECKED[case.op].inputs(case, comm.rank, 0)
+    given = judge_of(case).inputs(case, comm.rank, 0)
     return {name: comm.device.xp.array(x.view(np.uint16)) for name, x in given.items()}
 
 
 def call_once(comm: Communicator, case: Case) -> None:
     """One call on random data, not checked: to warm up, to trace."""
-    CHECKED[case.op].call(comm, case, on_device(comm, case), None)
+    judge_of(case).call(comm, case, on_device(comm, case), None)
     comm.synchronize()
 
 
 def bits_of(comm: Communicator, case: Case) -> dict[str, np.ndarray]:
     """The bits of every output of one call, not checked: to compare one way of doing it with another."""
-    operator, xp = CHECKED[case.op], comm.device.xp
+    operator, xp = judge_of(case), comm.device.xp
     outputs = {name: xp.zeros(shape, np.uint16) for name, shape in operator.outputs(case, comm.rank).items()}
     operator.call(comm, case, on_device(comm, case), outputs)
     comm.synchronize()
@@ -113,8 +119,8 @@ def bits_of(comm: Communicator, case: Case) -> dict[str, np.ndarray]:
 
 
 def _judge(outcome: Outcome, case: Case, rank: int, iteration: int, results: list[dict[str, np.ndarray]]) -> None:
-    wanted = CHECKED[case.op].want(case, rank, iteration)
-    for name, (exact, bound) in wanted.items():
+    wanted = judge_of(case).want(case, rank, iteration)
+    for name, want in wanted.items():
         first, *others = (result[name] for result in results)
         for repeat, again in enumerate(others, 2):
             if not np.array_equal(first, again):
@@ -125,8 +131,14 @@ def _judge(outcome: Outcome, case: Case, rank: int, iteration: int, results: lis
         guards = np.concatenate([again[:GUARD_ROWS], again[len(again) - GUARD_ROWS :]])
         if not (guards == POISON).all():
             outcome.fail(f"iteration {iteration}: {name}: rows outside the output were written")
-        got = again[GUARD_ROWS : len(again) - GUARD_ROWS].view(ml_dtypes.bfloat16)
-        result = compare(got, exact, bound)
+        got = again[GUARD_ROWS : len(again) - GUARD_ROWS]
+        if isinstance(want, np.ndarray):
+            if got.shape != want.shape or (got != want).any():
+                outcome.fail(
+                    f"iteration {iteration}: {name}: {int((got != want).sum())} words of {want.size} are wrong"
+                )
+            continue
+        result = compare(got.view(ml_dtypes.bfloat16), *want)
         outcome.max_abs_error = max(outcome.max_abs_error, result.max_abs_error)
         outcome.rel_error = max(outcome.rel_error, result.rel_error)
         outcome.over_bound = max(outcome.over_bound, result.over_bound)
@@ -144,10 +156,10 @@ def arena_bytes(cases: Sequence[Case]) -> int:
     """An arena with room for the cases one after another, and for what `comm.empty` and alignment add."""
     kept: dict[str, int] = {}
     for case in cases:
-        for name, nbytes in CHECKED[case.op].kept_bytes(case).items():
+        for name, nbytes in judge_of(case).kept_bytes(case).items():
             kept[name] = max(nbytes, kept.get(name, 0))
     # Twice: what grows leaves a hole behind, into which what comes next may not fit.
-    return max(CHECKED[case.op].arena_bytes(case) for case in cases) + 2 * sum(kept.values()) + (1 << 20)
+    return max(judge_of(case).arena_bytes(case) for case in cases) + 2 * sum(kept.values()) + (1 << 20)
 
 
 def _to_numpy(array: Any) -> np.ndarray:
@@ -173,7 +185,7 @@ def report(case: Case, device: str, outcome: Outcome) -> dict[str, Any]:
     """The fields of `validate --json`."""
     return {
         "op": case.op,
-        "dtype": "bf16",
+        "dtype": case.dtype,
         "device": device,
         "ranks": len(case.rows),
         "shape": {"m": case.m, "n": case.n, "k": case.k, "rows": list(case.rows)},

@@ -12,6 +12,7 @@ from ..checks.operators import CHECKED, Case
 from ..device import NAMES, default_device
 from ..emulator.node.options import VARIABLE as EMULATOR
 from ..plan.gemm_rs import TRANSPORTS
+from ..plan.heuristics import DTYPES
 from ..plan.moe.forward import POLICIES as MOE_POLICIES
 from ..plan.shapes import split_rows
 from ..ranks.mpi import started_by_mpi, world_rank, world_size
@@ -36,6 +37,7 @@ def add_shape_arguments(parser: argparse.ArgumentParser, m: int, n: int, k: int)
     parser.add_argument("--m", type=int, default=m, help=f"rows of all ranks together (default: {m})")
     parser.add_argument("--n", type=int, default=n, help=f"columns of C on each rank (default: {n})")
     parser.add_argument("--k", type=int, default=k, help=f"contraction width (default: {k})")
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of what is multiplied (default: bf16)")
     parser.add_argument("--rows", help="rows of every rank, like 3,0,5; instead of --m and --ranks")
     parser.add_argument(
         "--policy",
@@ -72,6 +74,7 @@ def case_of(args: argparse.Namespace) -> Case:
         order=args.order,
         transport=args.transport,
         movers=args.movers,
+        dtype=args.dtype,
         seed=args.seed,
     )
 

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         print_json(report)
     else:
         print(
-            f"{args.op} on {args.device}, {args.ranks} ranks, M={case.m} N={case.n} K={case.k}, "
+            f"{args.op} of {case.dtype} on {args.device}, {args.ranks} ranks, M={case.m} N={case.n} K={case.k}, "
             f"{case.policy or 'default policy'}: {'passed' if outcome.passed else 'FAILED'}; "
             f"{case.iters} x {case.repeats} calls, "
             f"bits {'equal' if outcome.bitwise_repeat else 'DIFFER'}; relative error {outcome.rel_error:.2e}, "

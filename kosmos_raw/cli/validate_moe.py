@@ -58,6 +58,8 @@ def case_of(args: argparse.Namespace) -> moe.MoeCase:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.dtype != "bf16":
+        raise ValueError(f"{OP}: dtype is {args.dtype}, which the layer does not have yet; it multiplies bf16")
     case = case_of(args)
     options = launch_options(args, moe.arena_bytes(case, LARGEST))
     outcome = merge(launch(moe.run, case, not args.json, **options))

@@ -72,6 +72,14 @@ def dequantize(elements: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return values * np.repeat(powers, BLOCK, axis=-1)
 
 
+def rounded(x: np.ndarray, axis: int = 1, groups: Sequence[int] | None = None, rule: str = "up") -> np.ndarray:
+    """What a matrix stands for once it is quantised along `axis`, in float64. groups: of rows, along axis 0."""
+    if axis == 1:
+        return dequantize(*quantize(x, rule))[:, : x.shape[1]]
+    starts = np.cumsum((0, *((x.shape[0],) if groups is None else groups)))
+    return np.concatenate([rounded(np.ascontiguousarray(x[a:b].T), 1, None, rule).T for a, b in pairwise(starts)])
+
+
 def scale_bytes(blocks: np.ndarray, rule: str = "up") -> np.ndarray:
     """The E8M0 bytes of blocks of FP32 bits, uint32 [..., 32]."""
     if rule not in RULES:
