@@ -4,15 +4,21 @@
 #include "../work/bf16.h"
 
 namespace target {
-constexpr u32 TILE_M = 4, TILE_N = 16, MAX_K = 16;  // the most; a launch's own tile comes in its params
+constexpr u32 TILE_M = 4, TILE_N = 16, MAX_K = 16;  // the most; a launch's own tile comes in its params, and see most_k
 
-struct Lines {
-  float at[16][16] = {};
+// What an operator contracts over at most.
+template <class Op> constexpr u32 most_k() {
+  if constexpr (requires { Op::MOST_K; }) return Op::MOST_K;
+  else return MAX_K;
+}
+
+template <u32 MOST> struct Lines {
+  float at[16][MOST] = {};
 };
 
 // Elements begin .. end of each line.
-inline void read_lines(Lines& to, const Vec16* from, u32 lines, u32 begin, u32 end, u32 ld) {
-  if (lines > 16 || end > 16) abort();
+template <u32 MOST> void read_lines(Lines<MOST>& to, const Vec16* from, u32 lines, u32 begin, u32 end, u32 ld) {
+  if (lines > 16 || end > MOST) abort();
   for (u32 i = 0; i < lines; i++)
     for (u32 k = begin; k < end; k += 8) {
       const Vec16 v = read(from + (i * ld + k) / 8);
@@ -25,7 +31,7 @@ template <class Op> struct Tile {
   const typename Op::Params& p;
   const Work w;
   const TileOperands t;
-  Lines a, b;
+  Lines<most_k<Op>()> a, b;
   struct Four {
     float at[4] = {};
   };

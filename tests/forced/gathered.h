@@ -5,13 +5,13 @@
 #include "../../hip_kernels/kernels/tile_operands.h"
 #include "player.h"
 
-template <Layout L> struct Gathered {
+template <Layout L, class P = AgGemmParams> struct Gathered {
   static constexpr u32 ROWS = MAX_ROWS * target::MAX_K / 4, WEIGHT = target::MAX_K * MAX_LDC / 4, MAX_PARTS = 2;
   static constexpr u32 RESULT = MAX_ROWS * MAX_LDC / 4;  // words of 8 bytes
 
   struct Buffers {
     u64 *shard, *gathered, *b, *c, *sums;
-    AgGemmParams params;
+    P params;
   };
   static inline constinit Buffers ranks[MAX_RANKS]{};
 
@@ -36,7 +36,7 @@ template <Layout L> struct Gathered {
     const Shape& s = H.shape(me, launch);
     Buffers& r = ranks[me];
     Random dice(mix(H.seed, me, launch));
-    AgGemmParams p{};
+    P p{};
     p.g = group(me, launch);
     p.counters = counters(me, launch, counter_words(s));
     for (u32 q = 0; q < H.s.ranks; q++) p.shard_of[q] = (const Vec16*)ranks[q].shard;

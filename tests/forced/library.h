@@ -30,8 +30,8 @@ static void print_log() {
   for (u32 q = 0; q < H.s.ranks; q++) log_launch(q, *H.ranks[q].launch);
   qsort(lines.at, lines.size, sizeof(Line), by_time);
   const char *events[] = {"claimed", "ready", "done", "placed"}, *kinds[] = {
-      "leave", "pull", "drain", "poison", "reduce", "sum",   "topk",    "scan",    "plan",  "sort", "gate",
-      "push",  "send", "fold",  "tile",   "half",   "route", "shared1", "shared2", "gemm1", "gemm2"};
+      "leave", "pull", "pull_columns", "drain", "poison", "reduce", "sum",   "topk",    "scan",    "plan",  "sort", "gate",
+      "push",  "send", "fold",         "tile",  "half",   "wgrad",  "route", "shared1", "shared2", "gemm1", "gemm2"};
   for (u32 i = 0; i < lines.size; i++) {
     const Line& l = lines.at[i];
     printf("%8llu  launch %u  rank %u wg %u  %-7s %-7s", l.time, l.launch, l.rank, l.wg, events[l.event >> 62],
