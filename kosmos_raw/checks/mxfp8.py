@@ -143,7 +143,7 @@ class MxBulkAg(operators.BulkAg):
         given = {}
         if outputs is not None:
             elements, scales = (outputs[name].view(np.uint8) for name in ("elements", "scales"))
-            scales = scales.reshape(len(scales), -1, 4)
+            scales = scales.reshape(len(scales), round_up(case.k, 4), 4)
             given["out"] = outputs["out"]
             given["gathered"] = MxArray(elements, scales, 0, (case.m, case.k), case.rows)
         with Quantised(comm, case) as q:
@@ -187,7 +187,7 @@ def as_it_lies(x: np.ndarray, groups: Sequence[int]) -> tuple[np.ndarray, np.nda
     lines = round_up(len(by_line), 4)
     lying = np.zeros((by_line.shape[1] // 4, lines, 4), np.uint8)
     lying[:, : len(by_line)] = by_line.reshape(len(by_line), -1, 4).transpose(1, 0, 2)
-    return np.ascontiguousarray(elements).view(np.uint16), lying.reshape(len(lying), -1).view(np.uint16)
+    return np.ascontiguousarray(elements).view(np.uint16), lying.reshape(len(lying), 4 * lines).view(np.uint16)
 
 
 CHECKED_MXFP8: dict[str, Checked] = {

@@ -24,7 +24,7 @@ MAX_WORKGROUPS = 256  # hip_kernels/target/host_run.h
 class CpuKernel(Kernel):
     def __init__(self, op: str, device: CpuDevice):
         self.op, self._device = op, device
-        library = ctypes.CDLL(str(_library(op)))
+        library = ctypes.CDLL(str(_library(op, device.flags)))
         self._main = getattr(library, f"{op}_main")  # ctypes lets go of the GIL during the call
         self._main.argtypes = [ctypes.c_void_p]
         self._main.restype = ctypes.c_int
@@ -66,6 +66,7 @@ class CpuDevice(Device):
     tick_hz = 1_000_000_000
     default_arena_bytes = 64 << 20
     queues_launches = False
+    flags: tuple[str, ...] = ()  # more, for the compiler
 
     def __init__(self, index: int = 0, ranks: int = 1):
         if not hasattr(os, "memfd_create"):
@@ -152,7 +153,7 @@ class CpuDevice(Device):
 
     @classmethod
     def build(cls, op: str) -> None:
-        _library(op)
+        _library(op, cls.flags)
 
     def kernel(self, op: str) -> Kernel:
         return CpuKernel(op, self)
@@ -167,8 +168,8 @@ class CpuDevice(Device):
         return f"cpu, {len(os.sched_getaffinity(0))} cores"
 
 
-def _library(op: str) -> Path:
-    return zig.shared_library(sources.kernel(op))
+def _library(op: str, flags: Sequence[str] = ()) -> Path:
+    return zig.shared_library(sources.kernel(op), flags)
 
 
 def _address(pages: mmap.mmap) -> int:

@@ -100,6 +100,16 @@ def test_every_operator(op, emulated):
         assert merge(outcomes).passed, merge(outcomes).problems
 
 
+def test_mxfp8(emulated):
+    """Rows and columns gathered, and both products of them. (tests/hip has another operator, by way of CuPy.)"""
+    emulated(3, emulator.Options(late_memory=("direct", "lds", "loads", "stores"), preempt=4, seed=1, threads=2))
+    cases = [
+        Case(rows, 130, 200, "ag_gemm_dgrad", arena=i == 0, iters=1, dtype="mxfp8") for i, rows in enumerate(ROWS[:2])
+    ]
+    for outcomes in zip(*kr.launch(run_all, cases, ranks=3, mode="threads", workgroups=4), strict=True):
+        assert merge(outcomes).passed, merge(outcomes).problems
+
+
 def test_operators_in_turn(emulated):
     """With changing shapes, split contractions and gradients that are added, each exact."""
     emulated(3, emulator.Options(threads=2))

@@ -37,6 +37,11 @@ def test_all_operators_on_three_ranks(mode):
     check([replace(case, op=op) for op in CHECKED], mode)
 
 
+def test_mxfp8():
+    """An all-gather, which quantises in the arena. (tests/emulator has the gradients.)"""
+    check([Case((130, 0, 71), 136, 200, "ag_gemm", arena=True, iters=1, dtype="mxfp8")], "processes")
+
+
 def test_ag_gemm_on_eight_processes():
     rows = tuple(kr.split_rows(512, 8))
     whole, ragged = Case(rows, 256, 64, iters=1), Case((40, 0, 1, 97, 0, 64, 33, 5), 130, 72, iters=1)

@@ -1,0 +1,327 @@
+"""Operators in MXFP8 on the CPU device: values, bits, what moves, errors; and as where tiles know BF16 alone."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import kosmos_raw as kr
+from kosmos_raw.build import report
+from kosmos_raw.checks.operators import CHECKED, Case
+from kosmos_raw.checks.validate import arena_bytes, merge, run_all
+from kosmos_raw.cli.main import main
+from kosmos_raw.device.base import Tile
+from kosmos_raw.device.cpu import CpuDevice
+from kosmos_raw.device.cuda import CudaDevice
+from kosmos_raw.device.hip import HipDevice
+from kosmos_raw.numerics import mxfp8, oracles
+from kosmos_raw.numerics.tolerance import compare, gemm_bound
+from kosmos_raw.ops.mx_arguments import dequantize
+from kosmos_raw.plan.ag_gemm import plan_ag_gemm, plan_ag_gemm_dgrad, plan_ag_gemm_grads
+from kosmos_raw.plan.bulk import plan_bulk_ag, plan_bulk_rs
+from kosmos_raw.plan.crew import Grid
+from kosmos_raw.plan.gemm_rs import plan_gemm_rs
+from kosmos_raw.plan.shapes import BF16_FORMAT, MXFP8_FORMAT
+from kosmos_raw.ranks import communicator
+from tests import programs
+
+BF16 = ml_dtypes.bfloat16
+SHAPES = [
+    # rows of every rank, N, K
+    ((97,), 100, 72),
+    ((97, 95), 130, 72),
+    ((5, 0), 3, 7),
+    ((0, 0), 4, 8),
+    ((300, 1, 0, 2), 98, 200),
+    ((0, 0, 0, 250), 97, 264),
+    ((64, 128, 32, 96), 96, 128),
+    ((33, 97, 1, 0, 96, 0, 3, 130), 70, 129),
+]
+
+
+def check(cases: list[Case]) -> None:
+    options = {"mode": "threads", "workgroups": 4, "arena_bytes": arena_bytes(cases)}
+    outcomes = kr.launch(run_all, cases, ranks=cases[0].ranks, **options)
+    for case, *of_ranks in zip(cases, *outcomes, strict=True):
+        outcome = merge(of_ranks)
+        assert outcome.passed and outcome.bitwise_repeat, (case, outcome.problems)
+
+
+def cases(op: str, ranks: int) -> list[Case]:
+    found = [
+        Case(rows, n, k, op, policy, arena=i % 2 == 1, seed=ranks + i, iters=1, dtype="mxfp8")
+        for rows, n, k in SHAPES
+        if len(rows) == ranks
+        for i, policy in enumerate(("one_way", "two_way", "fixed"))
+    ]
+    if op == "gemm_rs" and ranks > 1:
+        found += [replace(case, transport="push") for case in found[::2]]
+    return found
+
+
+@pytest.mark.parametrize("op", CHECKED)
+def test_matches_the_product_of_what_is_quantised(op):
+    """By FP32 sums and one rounding, whatever the ranks, rows and padding."""
+    for ranks in (1, 2, 4, 8):
+        check(cases(op, ranks))
+
+
+def test_cut_contractions():
+    check([Case((97, 400), 98, 130, "bulk_rs", split=split, iters=1, dtype="mxfp8") for split in (2, 3)])
+
+
+# -- as on sm_90a
+
+
+class Bf16Tiles(CpuDevice):
+    """What multiplies BF16 alone."""
+
+    multiplies_mxfp8 = False
+    flags = ("-DKOSMOS_BF16_TILES",)
+
+
+@pytest.mark.parametrize("op", CHECKED)
+def test_movers_make_bf16_where_tiles_need_it(op, monkeypatch):
+    lock = threading.Lock()
+
+    def open_device(name: str, rank: int, ranks: int) -> CpuDevice:
+        with lock:  # ranks are threads, and the first one to ask has it compiled
+            return Bf16Tiles(rank, ranks)
+
+    monkeypatch.setattr(communicator, "open_device", open_device)
+    for ranks in (1, 4):
+        check(cases(op, ranks)[::2])
+
+
+def every_code(comm: kr.Communicator) -> bool:
+    """All codes beside all scales that BF16 holds times any code, of lines whose number is no multiple of anything."""
+    codes, lines = np.arange(256, dtype=np.uint8), np.arange(3, 247, dtype=np.uint8)
+    x = kr.MxArray.empty(comm, (len(lines), 256))
+    x.elements[:] = codes
+    x.scales[:] = 127
+    x.scales[:, : len(lines)] = lines[:, None]
+    got = np.empty(x.elements.shape, BF16)
+    dequantize(comm, x, comm.device.address_of(got), 256)
+    return np.array_equal(got.astype(np.float64), x.dequantize(), equal_nan=True)
+
+
+def test_every_element_is_exact_as_bf16():
+    assert kr.launch(every_code, ranks=2, mode="threads", workgroups=3) == [True, True]
+
+
+def test_devices_know_whether_they_multiply_it():
+    for device in (CudaDevice, HipDevice):
+        assert device.multiplies_mxfp8 == bool(report.target_constants(device.target)["MULTIPLIES_MXFP8"])
+
+
+# -- the recipe
+
+
+def gaussian(seed: object, shape: tuple[int, int]) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32).astype(BF16)
+
+
+def gathered_product(comm: kr.Communicator, a: np.ndarray, b: np.ndarray, rule: str, spoil: bool = False) -> np.ndarray:
+    own = np.array_split(a, comm.ranks)[comm.rank]
+    x, w = (kr.quantize_mxfp8(comm, m, rule=rule) for m in (own, b))
+    if spoil:  # scales of the next line
+        x.scales[:, : x.lines] = np.roll(x.scales[:, : x.lines], 1, axis=1)
+    return kr.ag_gemm(comm, x, w).view(BF16).astype(np.float64)
+
+
+def product(*arguments: object) -> np.ndarray:
+    return kr.launch(gathered_product, *arguments, ranks=2, mode="threads", workgroups=4)[0]
+
+
+def test_error_of_the_recipe_on_gaussian_data():
+    """3.8 %: the square root of 2 times the error of an element, whatever K is."""
+    a, b = gaussian(1, (200, 640)), gaussian(2, (150, 640))
+    exact, _ = oracles.gemm(a, b)
+    for rule, percent in (("up", 3.8), ("floor", 4.15)):
+        error = np.linalg.norm(product(a, b, rule) - exact) / np.linalg.norm(exact)
+        assert abs(100 * error - percent) < 0.3, (rule, error)
+
+
+def test_scales_that_differ_wildly():
+    """From block to block along K, and from lane to lane."""
+    rng = np.random.default_rng(5)
+
+    def wild(seed: int, rows: int, k: int) -> np.ndarray:
+        powers = np.exp2(rng.integers(-18, 19, (rows, -(-k // 32))).astype(np.float32))
+        return (gaussian(seed, (rows, k)).astype(np.float32) * np.repeat(powers, 32, 1)[:, :k]).astype(BF16)
+
+    a, b = wild(3, 100, 300), wild(4, 110, 300)
+    exact, magnitude = oracles.gemm(mxfp8.rounded(a), mxfp8.rounded(b))
+    bound = gemm_bound(exact, magnitude, 300)
+    assert compare(product(a, b, "up"), exact, bound).passed
+    assert compare(product(a, b, "up", True), exact, bound).over_bound > 1e3
+
+
+def extreme(comm: kr.Communicator) -> bool:
+    """128 ones of scale 2^-127 times 128 of 2^127, as rows and as columns of both sides."""
+    low, high = [], []
+    for to, byte in ((low, 0), (high, 254)):
+        for axis in (1, 0):
+            x = kr.MxArray.empty(comm, (128, 128), axis)
+            x.elements[:] = 0x38
+            x.scales[:] = byte
+            to.append(x)
+    rows = kr.ag_gemm(comm, low[0], high[0]).view(BF16)
+    same = [bool((c == 128).all()) for c in (rows, kr.gemm_wgrad(comm, high[1], low[1]).view(BF16))]
+    return all(same) and rows.shape == (128 * comm.ranks, 128)
+
+
+def test_extreme_scales_meet():
+    assert kr.launch(extreme, ranks=2, mode="threads", workgroups=4) == [True, True]
+
+
+# -- what moves
+
+ROWS, N, K = (128, 256), 96, 256
+
+
+def moved(comm: kr.Communicator, kernel: str, call: str) -> int:
+    """Bytes that a call reads of peers, on all ranks together."""
+    q, own = kr.quantize_mxfp8, slice(sum(ROWS[: comm.rank]), sum(ROWS[: comm.rank + 1]))
+    dy, w, x, other = (np.ones(s, BF16) for s in ((sum(ROWS), K), (K, N), (sum(ROWS), N), (N, K)))
+    mine, kw = dy[own], {"rows": ROWS}
+    mx = {name: q(comm, m) for name, m in (("dy", dy), ("mine", mine), ("other", other))}
+    mx_columns = {name: q(comm, m, 0) for name, m in (("mine", mine), ("w", w), ("x", x[own]))}
+    whole = {name: q(comm, m, 0, groups=ROWS) for name, m in (("dy", dy), ("x", x))}
+    calls = {
+        "ag_gemm": lambda: kr.ag_gemm(comm, mine, other, **kw),
+        "ag_gemm mx": lambda: kr.ag_gemm(comm, mx["mine"], mx["other"], **kw),
+        "dgrad": lambda: kr.ag_gemm_dgrad(comm, mine, w, **kw),
+        "dgrad mx": lambda: kr.ag_gemm_grads(comm, mx["mine"], mx_columns["mine"], mx_columns["w"], whole["x"], **kw),
+        "bulk_ag": lambda: kr.bulk_ag(comm, x[own], dy, w, **kw),
+        "bulk_ag mx": lambda: kr.bulk_ag(comm, mx_columns["x"], mx["dy"], mx_columns["w"], **kw),
+        "gemm_rs": lambda: kr.gemm_rs(comm, dy, other, transport="pull", **kw),
+        "gemm_rs mx": lambda: kr.gemm_rs(comm, mx["dy"], mx["other"], transport="pull", **kw),
+        "bulk_rs": lambda: kr.bulk_rs(comm, x, dy, x, **kw),
+        "bulk_rs mx": lambda: kr.bulk_rs(comm, x, whole["dy"], whole["x"], **kw),
+    }
+    before = comm.kernel(kernel).moved_bytes
+    comm.barrier()
+    calls[call]()
+    comm.barrier()  # ranks are threads: the library counts for all
+    return comm.kernel(kernel).moved_bytes - before
+
+
+GRID, M = Grid((Tile(96, 96),), 4), sum(ROWS)
+MX, BF = {"form": MXFP8_FORMAT}, {"form": BF16_FORMAT}
+MOVES = {  # operator: MXFP8 over BF16, and for both of them kernel, call and plan
+    "ag_gemm": (
+        33 / 64,
+        ("ag_gemm_mxfp8", "ag_gemm mx", plan_ag_gemm(ROWS, N, K, GRID, **MX)),
+        ("ag_gemm", "ag_gemm", plan_ag_gemm(ROWS, N, K, GRID, **BF)),
+    ),
+    "ag_gemm_dgrad": (  # dY is gathered twice
+        2 * 33 / 64,
+        ("ag_gemm_grads", "dgrad mx", plan_ag_gemm_grads(ROWS, N, K, N, GRID)),
+        ("ag_gemm_dgrad", "dgrad", plan_ag_gemm_dgrad(ROWS, N, K, GRID, split=1)),
+    ),
+    "bulk_ag": (
+        33 / 64,
+        ("bulk_ag_mxfp8", "bulk_ag mx", plan_bulk_ag(ROWS, N, (M, N, K), GRID, **MX)),
+        ("bulk_ag", "bulk_ag", plan_bulk_ag(ROWS, N, (M, N, K), GRID, **BF)),
+    ),
+    "gemm_rs": (
+        1,
+        ("gemm_rs_mxfp8", "gemm_rs mx", plan_gemm_rs(ROWS, N, K, GRID, **MX)),
+        ("gemm_rs", "gemm_rs", plan_gemm_rs(ROWS, N, K, GRID, **BF)),
+    ),
+    "bulk_rs": (
+        1,
+        ("bulk_rs_mxfp8", "bulk_rs mx", plan_bulk_rs(ROWS, N, (K, N, M), GRID, **MX)),
+        ("bulk_rs", "bulk_rs", plan_bulk_rs(ROWS, N, (K, N, M), GRID, **BF)),
+    ),
+}
+
+
+@pytest.mark.parametrize("op", MOVES)
+def test_bytes_moved(op):
+    """Gathers move elements and scales, 33/64 of BF16; what is added is BF16. Counted as it is moved, on the CPU."""
+    ratio, *both = MOVES[op]
+    counts = []
+    for kernel, call, plan in both:
+        count = set(kr.launch(moved, kernel, call, ranks=2, mode="threads", workgroups=4))
+        assert count == {plan.moved_bytes}
+        counts += count
+    assert counts[0] == ratio * counts[1] > 0
+
+
+# -- sums into a buffer, and errors
+
+
+def accumulates(comm: kr.Communicator) -> bool:
+    """Two micro batches into a float32 buffer whose rows are no multiples of 8."""
+    rows, n, k = (40, 3), 21, 50
+    rng = np.random.default_rng(comm.rank)
+    c, total = np.zeros((k, n), np.float32), np.zeros((k, n))
+    for batch in range(2):
+        dy = programs.ternary(np.random.default_rng(batch), (sum(rows), k))
+        own = dy[sum(rows[: comm.rank]) :][: rows[comm.rank]]
+        w, x = programs.ternary(rng, (k, n)), programs.ternary(rng, (sum(rows), n))
+        q = kr.quantize_mxfp8
+        factors = q(comm, own), q(comm, own, 0), q(comm, w, 0), q(comm, x, 0, groups=rows)
+        dx, same = kr.ag_gemm_grads(comm, *factors, rows=rows, c=c, accumulate=True)
+        total += dy.astype(np.float64).T @ x.astype(np.float64)
+        if same is not c or not np.array_equal(
+            dx.view(BF16).astype(np.float64), dy.astype(np.float64) @ w.astype(np.float64)
+        ):
+            return False
+    return np.array_equal(c, total)
+
+
+def test_weight_gradients_accumulate():
+    assert kr.launch(accumulates, ranks=2, mode="threads", workgroups=4) == [True, True]
+
+
+def bad(comm: kr.Communicator) -> dict[str, str]:
+    a, b = np.ones((8, 64), BF16), np.ones((16, 64), BF16)
+    mx, columns, w = kr.quantize_mxfp8(comm, a), kr.quantize_mxfp8(comm, a, 0), kr.quantize_mxfp8(comm, b)
+    halves = kr.quantize_mxfp8(comm, a, 0, groups=(4, 4))
+    strided = replace(mx, elements=np.zeros((8, 256), np.uint8)[:, ::2])
+    turned, x = (kr.quantize_mxfp8(comm, np.ones(shape, BF16), 0) for shape in ((64, 16), (16, 64)))
+    wrong = {
+        "mixed": lambda: kr.ag_gemm(comm, mx, b),
+        "axis": lambda: kr.ag_gemm(comm, columns, w),
+        "k": lambda: kr.gemm_rs(comm, mx, kr.quantize_mxfp8(comm, b[:, :32].copy())),
+        "groups": lambda: kr.bulk_rs(comm, a, columns, halves),
+        "strided": lambda: kr.ag_gemm(comm, strided, w),
+        "dgrad": lambda: kr.ag_gemm_dgrad(comm, mx, columns),
+        "shard": lambda: kr.bulk_ag(comm, halves, mx, turned),
+        "x": lambda: kr.ag_gemm_grads(comm, mx, columns, turned, x),
+        "rows": lambda: kr.ag_gemm(comm, mx, w, rows=(8, 8, 8)),
+        "out": lambda: kr.ag_gemm(comm, mx, w, out=np.ones((8, 16), BF16)),
+        "beside": lambda: kr.ag_gemm(comm, mx, w, policy="beside"),
+    }
+    return {name: str(programs.error_of(call)[1]) for name, call in wrong.items()}
+
+
+def test_bad_arguments_are_explained():
+    wants = {
+        "mixed": "b is a ndarray, want an MxArray",
+        "axis": "a is quantised along axis 0, want 1",
+        "k": "want the same K",
+        "groups": "in groups of (4, 4)",
+        "strided": "contiguous",
+        "dgrad": "ag_gemm_grads",
+        "shard": "want this rank's rows in one",
+        "x": "x is (16, 64), over axis 0 in groups of (16,)",
+        "rows": "want 2 counts",
+        "out": "out has shape (8, 16), want (16, 16)",
+        "beside": "'beside'",
+    }
+    for messages in kr.launch(bad, ranks=2, mode="threads"):
+        for name, text in wants.items():
+            assert text in messages[name], (name, messages[name])
+
+
+def test_layers_that_have_none_refuse_it(capsys):
+    assert main(["validate", "moe_forward", "--dtype", "mxfp8", "--device", "cpu"]) == 1
+    assert "moe_forward: dtype is mxfp8" in capsys.readouterr().err
