@@ -18,6 +18,7 @@ from kosmos_raw.cli import compile as compile_command
 pytestmark = pytest.mark.compile
 
 OPS = compile_command.operators()
+INLINED = [op for op in OPS if not op.endswith("_mxfp8")]  # with all headers among them
 needs_nvcc = pytest.mark.skipif(sm90.missing() is not None, reason=str(sm90.missing()))
 
 
@@ -183,7 +184,7 @@ def test_code_objects_do_not_depend_on_the_folder(tmp_path: Path) -> None:
     assert made[0][1] == gfx950.code_object("ag_gemm").code_object.read_bytes()
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", INLINED)
 def test_inlined_text_is_the_same_kernel(op: str, tmp_path: Path, gfx950_text: dict[str, str]) -> None:
     source = tmp_path / f"{op}.hip"
     source.write_text(inline.source_text(op))
@@ -193,7 +194,7 @@ def test_inlined_text_is_the_same_kernel(op: str, tmp_path: Path, gfx950_text: d
 
 
 @needs_nvcc
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", INLINED)
 def test_inlined_text_is_the_same_ptx(op: str, tmp_path: Path) -> None:
     source = tmp_path / f"{op}.hip"
     source.write_text(inline.source_text(op))

@@ -48,3 +48,5 @@ constexpr u32 MAX_RANKS = 8;
 #else
 #include "host.h"
 #endif
+
+static_assert(target::MULTIPLIES_MXFP8 <= 1);
