@@ -129,16 +129,21 @@ class RowParallelLinear(_Linear):
         bias_grad: bf16 or float32 [features out] to which sums of dY over all tokens are added, alike on all ranks;
             None: no bias.
         policy: as the operators'.
+    Made by all ranks together, of which each may have another number of features.
     """
 
     name = "RowParallelLinear"
+
+    def __init__(self, comm: Communicator, weight: Any, **options: Any):
+        super().__init__(comm, weight, **options)
+        self._widths = tuple(comm.allgather(self.weight.shape[1]))
 
     def forward(self, x: Any, *, rows: Sequence[int] | None = None) -> Any:
         """x: all tokens, bf16 [tokens, features in / ranks]. rows: the tokens that each rank gets; None deals them
         evenly. Returns: Y of this rank's tokens, bf16 [rows[rank], features out]. x is kept until `backward`."""
         x = as_matrix(self.comm, self.name, "x", x)
         every = tuple(split_rows(x.shape[0], self.comm.ranks) if rows is None else rows)
-        y = gemm_rs(self.comm, x, self.weight, rows=every, policy=self.policy)
+        y = gemm_rs(self.comm, x, self.weight, rows=every, widths=self._widths, policy=self.policy)
         self._saved = x, every
         return y
 

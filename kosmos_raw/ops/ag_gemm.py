@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +14,15 @@ from ..plan.ag_gemm import AgGemmPlan, plan_ag_gemm
 from ..plan.shapes import MXFP8_FORMAT, order_number
 from ..ranks.communicator import Communicator
 from .arguments import (
+    call_again,
     factors,
     fill_addresses,
     fill_geometry,
     fill_pulls,
     grid_of,
     hand_over,
+    in_arena,
+    is_plain,
     local_operand,
     result,
     result_address,
@@ -68,22 +71,27 @@ def ag_gemm(
         WaitError: a rank did not come, or came with another call (see Communicator.launch).
     """
     order_idx = order_number(OP, order)
+    key, again = call_again(comm, OP, (a, b, out), rows if rows is None else tuple(rows), policy, order, movers)
+    if again:
+        return out
     if isinstance(a, MxArray) or isinstance(b, MxArray):
         return _mxfp8(comm, a, b, rows, out, policy, order_idx, movers)
     a, b = factors(comm, OP, a, b, 1, 1)
     every = shard_rows(comm, OP, a.shape[0], rows)
     plan = plan_ag_gemm(every, b.shape[0], a.shape[1], grid_of(comm, OP), policy=policy, movers=movers)
     out = result(comm, OP, out, (plan.m, plan.n), a.dtype, {"a": a, "b": b})
-    _launch(comm, plan, a, b, out, order_idx)
+    _launch(comm, plan, a, b, out, order_idx, key)
     return out
 
 
-def _launch(comm: Communicator, plan: AgGemmPlan, a: Any, b: Any, out: Any, order: int) -> None:
+def _launch(comm: Communicator, plan: AgGemmPlan, a: Any, b: Any, out: Any, order: int, key: Hashable | None) -> None:
     width, address = plan.padded_k, local_operand(comm, f"{OP}.b", b, plan.padded_k)
     rows = comm.local(f"{OP}.gathered", plan.gathered_bytes)
     params, call, shards = gather_params(comm, plan, a, address, rows, out, order)
     operands = [*shards, Matrix(address, plan.n, width, width, plan.tile.n // 2)]
-    comm.launch(OP, params, call, plan.counter_words, operands)
+    if not (in_arena(comm, a, width) and is_plain(comm, b, width) and is_plain(comm, out, plan.padded_n)):
+        key = None
+    comm.launch(OP, params, call, plan.counter_words, operands, key=key)
     hand_over(comm, int(params["c"][0]), out, plan.padded_n)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from ..device.base import Matrix
@@ -11,9 +11,12 @@ from ..plan.shapes import order_number
 from ..ranks.communicator import Communicator
 from .ag_gemm import gather_params
 from .arguments import (
+    call_again,
     factors,
     grid_of,
     hand_over,
+    in_arena,
+    is_plain,
     keep_own_rows,
     local_operand,
     result,
@@ -56,6 +59,11 @@ def ag_gemm_dgrad(
     Raises: as ag_gemm.
     """
     order_idx = order_number(OP, order)
+    options, key, again = (rows if rows is None else tuple(rows), policy, order, movers, split), None, False
+    if gathered is None:
+        key, again = call_again(comm, OP, (a, b, out), *options)
+    if again:
+        return out
     if isinstance(a, MxArray) or isinstance(b, MxArray):
         raise TypeError(f"{OP}: a and b are MXFP8; both gradients are then made together: ag_gemm_grads")
     a, b = factors(comm, OP, a, b, 1, 0)
@@ -66,18 +74,30 @@ def ag_gemm_dgrad(
     out = result(comm, OP, out, (plan.m, plan.n), a.dtype, {"a": a, "b": b})
     if gathered is not None:
         gathered = result(comm, OP, gathered, (plan.m, plan.k), a.dtype, {"a": a, "b": b, "out": out}, "gathered")
-    _launch(comm, plan, a, b, out, gathered, order_idx)
+    _launch(comm, plan, a, b, out, gathered, order_idx, key)
     return out
 
 
-def _launch(comm: Communicator, plan: AgGemmPlan, a: Any, b: Any, out: Any, gathered: Any | None, order: int) -> None:
+def _launch(
+    comm: Communicator,
+    plan: AgGemmPlan,
+    a: Any,
+    b: Any,
+    out: Any,
+    gathered: Any | None,
+    order: int,
+    key: Hashable | None,
+) -> None:
     width, address = plan.padded_k, local_operand(comm, f"{OP}.b", b, plan.padded_n, rows=plan.padded_k)
     kept = comm.local(f"{OP}.gathered", plan.gathered_bytes) if gathered is None else None
     gathered_at = kept or result_address(comm, f"{OP}.gathered", gathered, width)
     params, call, shards = gather_params(comm, plan, a, address, gathered_at, out, order)
     params["split"]["sums"] = comm.local(f"{OP}.sums", plan.sums_bytes)
     operands = [*shards, Matrix(address, width, plan.padded_n, plan.padded_n)]
-    comm.launch(OP, params, call, plan.counter_words, operands, kernel=plan.kernel)
+    placed = in_arena(comm, a, width) and is_plain(comm, b, plan.padded_n) and is_plain(comm, out, plan.padded_n)
+    if gathered is not None or not placed or b.shape[0] != width:
+        key = None
+    comm.launch(OP, params, call, plan.counter_words, operands, kernel=plan.kernel, key=key)
     hand_over(comm, int(params["c"][0]), out, plan.padded_n)
     if gathered is not None:
         hand_over(comm, gathered_at, gathered, width)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -14,6 +14,7 @@ from ..plan.crew import Grid
 from ..plan.link import Pulls
 from ..plan.shapes import VECTOR, Plan
 from ..ranks.communicator import Communicator
+from ..ranks.prepared import key_of
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -89,6 +90,21 @@ def is_plain(comm: Communicator, array: Any, columns: int) -> bool:
         and columns % VECTOR == 0
         and comm.device.address_of(array) % 16 == 0
     )
+
+
+def in_arena(comm: Communicator, array: Any, columns: int) -> bool:
+    """Whether peers can read the array where it lies."""
+    address = comm.device.address_of(array)
+    return is_plain(comm, array, columns) and comm.arena.offset_of(address, array.nbytes) is not None
+
+
+def call_again(comm: Communicator, op: str, arrays: Sequence[Any], *options: Hashable) -> tuple[Hashable | None, bool]:
+    """Makes a launch again that was made for the same arrays and options. Returns: what to remember it by, None where
+    an array is none of the device's; and whether it has been made."""
+    if any(type(array) is not comm.device.xp.ndarray for array in arrays):
+        return None, False
+    key = key_of(op, comm.device.address_of, arrays, *options)
+    return key, comm.launch_again(key)
 
 
 def overlaps(comm: Communicator, one: Any, other: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,18 @@ from ..device.base import Matrix
 from ..plan.gemm_rs import TRANSPORTS, GemmRsPlan, GemmRsPushPlan, plan_gemm_rs, plan_gemm_rs_push
 from ..plan.shapes import BF16_FORMAT, MXFP8_FORMAT, Format, Plan, order_number, split_rows
 from ..ranks.communicator import Communicator
-from .arguments import dealt_rows, factors, fill_geometry, grid_of, hand_over, local_operand, result, result_address
+from .arguments import (
+    call_again,
+    dealt_rows,
+    factors,
+    fill_geometry,
+    grid_of,
+    hand_over,
+    is_plain,
+    local_operand,
+    result,
+    result_address,
+)
 from .mx_arguments import fill_factor, mx_factors
 from .quantize import MxArray
 
@@ -27,6 +38,7 @@ def gemm_rs(
     b: Any,
     *,
     rows: Sequence[int] | None = None,
+    widths: Sequence[int] | None = None,
     out: Any | None = None,
     policy: str | None = None,
     order: str = "as_consumed",
@@ -41,10 +53,11 @@ def gemm_rs(
     TP+SP (paper section 3.2.2, "GEMM+RS").
 
     Args:
-        a: this rank's activations, bf16 [M, K]; M is the same on all ranks, K may differ.
+        a: this rank's activations, bf16 [M, K]; M is the same on all ranks.
         b: this rank's weight, bf16 [N, K]; N is the same on all ranks.
             Or both are MxArrays of these shapes along axis 1.
         rows: how many of the M rows each rank gets, in order; any may be 0. None deals them evenly.
+        widths: K of every rank, when they are not all equal. The tile, which ranks must agree on, follows from them.
         out: bf16 [rows[rank], N] to fill; None allocates it. Must not overlap a or b.
         policy: "one_way" (a builder that finds no tile joins the movers), "fixed" (it leaves), or "two_way" (movers
             build too, while their next band is not there).
@@ -65,18 +78,33 @@ def gemm_rs(
         WaitError: a rank did not come, or came with another call (see Communicator.launch).
     """
     order_idx = order_number(OP, order)
+    options = (
+        rows if rows is None else tuple(rows),
+        widths if widths is None else tuple(widths),
+        policy,
+        order,
+        transport,
+        movers,
+        max_movers,
+    )
+    key, again = call_again(comm, OP, (a, b, out), *options)
+    if again:
+        return out
     mx = isinstance(a, MxArray) or isinstance(b, MxArray)
     a, b = mx_factors(comm, OP, a, b, 1, 1) if mx else factors(comm, OP, a, b, 1, 1)
     form, dtype = (MXFP8_FORMAT, np.uint16) if mx else (BF16_FORMAT, a.dtype)
     inputs = {"a": a.elements, "b": b.elements} if mx else {"a": a, "b": b}
     every = tuple(split_rows(a.shape[0], comm.ranks)) if rows is None else dealt_rows(comm, OP, "a", a.shape[0], rows)
     n, k = b.shape[0], a.shape[1]
+    widths = (k,) * comm.ranks if widths is None else tuple(int(width) for width in widths)
+    if len(widths) != comm.ranks or widths[comm.rank] != k:
+        raise ValueError(f"{OP}: widths is {list(widths)}, want the K of {comm.ranks} ranks; rank {comm.rank} has {k}")
     out = result(comm, OP, out, (every[comm.rank], n), dtype, inputs)
     if movers is None and max_movers is None and order in PUSH_ORDERS and transport != "pull":
         grid = grid_of(comm, _kernel(PUSH, form))
-        push = plan_gemm_rs_push(every, n, k, grid, policy=policy, order=order, form=form)
+        push = plan_gemm_rs_push(every, n, k, grid, policy=policy, order=order, form=form, most_k=max(widths))
         if _pushes(comm, transport, push):
-            _launch_push(comm, push, a, b, out, order_idx)
+            _launch_push(comm, push, widths, a, b, out, order_idx, key)
             return out
     elif transport == "push":
         raise ValueError(
@@ -122,7 +150,16 @@ def _launch(comm: Communicator, plan: GemmRsPlan, a: Any, b: Any, out: Any, orde
     hand_over(comm, c, out, plan.padded_n)
 
 
-def _launch_push(comm: Communicator, plan: GemmRsPushPlan, a: Any, b: Any, out: Any, order: int) -> None:
+def _launch_push(
+    comm: Communicator,
+    plan: GemmRsPushPlan,
+    widths: tuple[int, ...],
+    a: Any,
+    b: Any,
+    out: Any,
+    order: int,
+    key: Hashable | None,
+) -> None:
     params = np.zeros(1, GEMM_RS_PUSH if plan.form is BF16_FORMAT else GEMM_RS_PUSH_MXFP8)
     operands = _operands(comm, plan, params, a, b)
     params["c"] = c = result_address(comm, f"{OP}.c", out, plan.padded_n)
@@ -130,8 +167,10 @@ def _launch_push(comm: Communicator, plan: GemmRsPushPlan, a: Any, b: Any, out: 
     fill_geometry(params, plan)
     params["N"], params["K"], params["order"] = plan.padded_n, plan.padded_k, order
     params["band_tile_rows"], params["halved"], params["lead"] = plan.band_tile_rows, plan.halved, plan.lead
-    call = (plan.form.dtype, plan.transport, plan.rows, plan.n, plan.tile, order, offset)
-    comm.launch(OP, params, call, plan.counter_words, operands, kernel=plan.kernel)
+    call = (plan.form.dtype, plan.transport, plan.rows, plan.n, widths, plan.tile, order, offset)
+    placed = ((a, plan.padded_k), (b, plan.padded_k), (out, plan.padded_n))
+    key = key if key is not None and all(is_plain(comm, *one) for one in placed) and plan.n == plan.padded_n else None
+    comm.launch(OP, params, call, plan.counter_words, operands, kernel=plan.kernel, key=key)
     hand_over(comm, c, out, plan.padded_n)
 
 

@@ -168,8 +168,8 @@ class Communicator:
         """Address of at least `nbytes` of this rank's own device memory, kept under `name` between calls."""
         memory = self._local.get(name)
         if memory is None or memory.nbytes < nbytes:
-            self._remembered.forget()
             if memory is not None:
+                self._remembered.forget()
                 self.device.synchronize()  # a queued kernel may still use the old one
                 self.device.free(memory)
             memory = self._local[name] = self.device.allocate(nbytes)

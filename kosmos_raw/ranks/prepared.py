@@ -48,10 +48,6 @@ class Remembered:
         self._known.clear()
 
 
-def key_of(op: str, arrays: Sequence[Any], *options: Hashable) -> Hashable:
+def key_of(op: str, address_of: Callable[[Any], int], arrays: Sequence[Any], *options: Hashable) -> Hashable:
     """Of a call: the same arrays, by place and shape and type, and the same options."""
-    return op, tuple((a.__class__, _address(a), a.shape, a.strides, a.dtype) for a in arrays), options
-
-
-def _address(array: Any) -> int:
-    return int(array.data.ptr if hasattr(array.data, "ptr") else array.ctypes.data)
+    return op, tuple((address_of(a), a.shape, a.strides, a.dtype) for a in arrays), options
