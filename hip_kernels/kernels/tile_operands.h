@@ -1,7 +1,7 @@
 // What a table of roles tells the target about one output tile: where its operands lie, and where its result goes. The
 // target multiplies; accumulators are FP32 until the result is handed over.
 #pragma once
-#include "../target/target.h"
+#include "../schedule/group.h"
 
 // Which side of each operand is contiguous in memory, in BLAS's column-major words. Nothing is ever transposed in memory.
 enum Layout : u32 {
@@ -32,7 +32,7 @@ struct TileResult {
 // What is handed over of a tile: by store or result, by store_f32, or by store_gated.
 enum Epilogue : u32 { ROWS, SUMS, GATED_SUMS };
 
-// An operator Op offers LAYOUT (TN if it does not), ELEMENT (BF16 if it does not), operands(p, w) -> TileOperands, and store,
+// An operator Op offers LAYOUT (TN if it does not; where kinds of work differ, layout(kind)), ELEMENT (BF16 if it does not), operands(p, w) -> TileOperands, and store,
 // which every target can use:
 //   store(p, w, row, column, four)       four columns of a row of the tile, as BF16; column is a multiple of 4
 // Optional, and taken by targets that know them instead of it, the first before the second:
@@ -55,6 +55,11 @@ template <class Op, class Work> DEVICE constexpr Epilogue epilogue(const Work& w
 template <class Op> DEVICE constexpr Layout layout() {
   if constexpr (requires { Op::LAYOUT; }) return Op::LAYOUT;
   else return TN;
+}
+template <class Op> DEVICE constexpr bool many_layouts() { return requires { Op::layout(TILE); }; }
+template <class Op> DEVICE constexpr Layout layout_of(Kind kind) {
+  if constexpr (many_layouts<Op>()) return Op::layout(kind);
+  else return layout<Op>();
 }
 template <class Op> DEVICE constexpr Element element() {
   if constexpr (requires { Op::ELEMENT; }) return Op::ELEMENT;

@@ -4,8 +4,9 @@
 
 // What a WG does next. Output tiles of a GEMM come last: is_tile tells them from the rest. HALF: of a tile, see halves.h.
 enum Kind : u32 {
-  LEAVE, PULL, PULL_COLUMNS, DRAIN, POISON, REDUCE, SUM, TOPK, SCAN, PLAN, SORT, GATE, PUSH, SEND, FOLD,
+  LEAVE, PULL, PULL_COLUMNS, DRAIN, POISON, REDUCE, SUM, TOPK, SCAN, PLAN, SORT, GATE, PUSH, SEND, FOLD, DWEIGHT,
   TILE, HALF, WGRAD, ROUTE, SHARED1, SHARED2, GEMM1, GEMM2,
+  DGRAD2, WGRAD2, DGRAD1, WGRAD1, SHARED_D2, SHARED_W2, SHARED_W1, OWN_DX, ROUTER_DW, KINDS_END,
 };
 DEVICE constexpr bool is_tile(Kind k) { return k >= TILE; }
 

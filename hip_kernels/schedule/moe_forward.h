@@ -21,6 +21,7 @@
 // Claiming ahead adds nothing: what blocks blocks in wait_inputs, not in the work.
 #pragma once
 #include "chunks.h"
+#include "inputs.h"
 #include "moe_params.h"
 
 struct MoeSchedule : MoeWords {
@@ -185,62 +186,39 @@ struct MoeSchedule : MoeWords {
     return next_send(p.layout.sends_end((w.row - p.y_slots) / p.layout.step_rows));
   }
 
-  // ---- waits. Input i of w: a signal, and what it must have reached. Asking and waiting walk the same list, so they cannot
-  // differ; and it is one loop, where fourteen inlined waits were 44 KB of gfx950 code.
-  struct Input {
-    const u32* signal;  // null: nothing in this place
-    u32 want;
-    Scope scope;
-    bool more = true;   // false: the list has ended
-  };
-  DEVICE static Input local(const u32* count, u32 want) { return {count, want, DEVICE_SCOPE}; }
-  DEVICE Input remote(const u32* signal) const { return {signal, p.g.epoch, SYSTEM_SCOPE}; }
-  DEVICE static Input none() { return {nullptr, 0, DEVICE_SCOPE}; }
-  DEVICE static Input end() { return {nullptr, 0, DEVICE_SCOPE, false}; }
-
+  // ---- waits
   DEVICE Input input(const Work& w, u32 i) const {
     const u32 R = p.g.ranks, me = p.g.rank, v = w.row;
     switch (w.kind) {
-      case TOPK: return i || !p.columns0 ? end() : local(routed(v * p.block / p.layout.tile_m), p.columns0);
-      case SCAN: return i ? end() : local(head(TOPK_DONE), blocks());
-      case SORT: return i < p.scans ? remote(&own().counts_in[me][i]) : end();
-      case PLAN: return i < R * p.scans ? remote(&own().counts_in[i / p.scans][i % p.scans]) : end();
-      case GATE: return i ? end() : local(head(PLAN_DONE), 1);
-      case SHARED2: return i ? end() : local(shared1_done(v), p.shared_columns);
+      case TOPK: return i || !p.columns0 ? Input::end() : Input::local(routed(v * p.block / p.layout.tile_m), p.columns0);
+      case SCAN: return i ? Input::end() : Input::local(head(TOPK_DONE), blocks());
+      case SORT: return i < p.scans ? Input::remote(p.g, &own().counts_in[me][i]) : Input::end();
+      case PLAN: return i < R * p.scans ? Input::remote(p.g, &own().counts_in[i / p.scans][i % p.scans]) : Input::end();
+      case GATE: return i ? Input::end() : Input::local(head(PLAN_DONE), 1);
+      case SHARED2: return i ? Input::end() : Input::local(shared1_done(v), p.shared_columns);
       case PUSH:
-        if (i == 0) return local(head(SORT_DONE), blocks());
-        return i > 1 || v < p.x_slots ? end() : remote(freed(me, w.chunk, v - p.x_slots));
+        if (i == 0) return Input::local(head(SORT_DONE), blocks());
+        return i > 1 || v < p.x_slots ? Input::end() : Input::remote(p.g, freed(me, w.chunk, v - p.x_slots));
       case PULL:
-        if (i == 0) return remote(&own().sorted_in[w.chunk]);
-        return i > 1 || v < p.x_slots ? end() : local(gemm1_done(v - p.x_slots), p.columns1);
+        if (i == 0) return Input::remote(p.g, &own().sorted_in[w.chunk]);
+        return i > 1 || v < p.x_slots ? Input::end() : Input::local(gemm1_done(v - p.x_slots), p.columns1);
       case GEMM1:
-        if (i < R && p.layout.pull) return i ? none() : local(pulled(v), ones(p.layout.sources_of(v)));
-        if (i < R) return p.layout.sources_of(v) >> i & 1 ? remote(arrived(me, v, i)) : none();
-        return i > R || v < p.h_slots ? end() : local(gemm2_done(v - p.h_slots), p.columns2);
+        if (i < R && p.layout.pull) return i ? Input::none() : Input::local(pulled(v), bits_set(p.layout.sources_of(v)));
+        if (i < R) return p.layout.sources_of(v) >> i & 1 ? Input::remote(p.g, arrived(me, v, i)) : Input::none();
+        return i > R || v < p.h_slots ? Input::end() : Input::local(gemm2_done(v - p.h_slots), p.columns2);
       case GEMM2:
-        if (i == 0) return local(gemm1_done(v), p.columns1);
-        return i > 1 || v < p.y_slots ? end() : local(sent(v - p.y_slots), ones(p.layout.sources_of(v - p.y_slots)));
-      case SEND: return i ? end() : local(gemm2_done(v), p.columns2);
+        if (i == 0) return Input::local(gemm1_done(v), p.columns1);
+        return i > 1 || v < p.y_slots ? Input::end() : Input::local(sent(v - p.y_slots), bits_set(p.layout.sources_of(v - p.y_slots)));
+      case SEND: return i ? Input::end() : Input::local(gemm2_done(v), p.columns2);
       case FOLD:
-        if (i < R) return p.layout.one(MoeLayout::OWES + i) ? remote(&own().landed[i]) : none();
-        return i > R || !p.S ? end() : local(shared2_done(v * p.block / p.layout.tile_m), p.columns2);
-      default: return end();
+        if (i < R) return p.layout.one(MoeLayout::OWES + i) ? Input::remote(p.g, &own().landed[i]) : Input::none();
+        return i > R || !p.S ? Input::end() : Input::local(shared2_done(v * p.block / p.layout.tile_m), p.columns2);
+      default: return Input::end();
     }
-  }
-  DEVICE static u32 ones(u32 mask) {
-    u32 n = 0;
-    for (; mask; mask &= mask - 1) n++;
-    return n;
   }
 
   // One look; relaxed.
-  DEVICE bool has_inputs(const Work& w) const {
-    for (u32 i = 0;; i++) {
-      const Input in = input(w, i);
-      if (!in.more) return true;
-      if (in.signal && !has_reached(in.signal, in.want, in.scope)) return false;
-    }
-  }
+  DEVICE bool has_inputs(const Work& w) const { return has_inputs_of(*this, w); }
   DEVICE bool ready(const Work& w) const {
     if (!has_inputs(w)) return false;
     acquire_inputs(w);
@@ -249,11 +227,7 @@ struct MoeSchedule : MoeWords {
   DEVICE bool wait_inputs(const Work& w) const {
     // Counts come behind the start signal; but only that tells of a rank that makes another call.
     if (w.kind == PLAN && !wait_all_started(p.g, w)) return false;
-    for (u32 i = 0;; i++) {
-      const Input in = input(w, i);
-      if (!in.more) break;
-      if (in.signal && !wait_at_least(p.g, w, in.signal, in.want, in.scope)) return false;
-    }
+    if (!wait_inputs_of(*this, w)) return false;
     acquire_inputs(w);
     return true;
   }

@@ -77,10 +77,13 @@ struct MoeLayout {
   DEVICE Work send(u32 i) const { return unit(SEND, sends_at() + i); }                // chunk: destination
 
   // Which tile of its expert tile row v holds. Rows lie source after source; visited in that order, a short ring would take
-  // a hot expert's rows over one link at a time. So an expert with more tiles than ranks is visited in strides.
+  // a hot expert's rows over one link at a time. So an expert with more tiles than ranks is visited in strides, counted from
+  // its last tile: that alone may be short, and stays the last.
   DEVICE u32 tile_of(u32 e, u32 v) const {
     const u64 j = v - tile_base(e), stride = at(strides_at() + e);
-    return stride == 1 ? (u32)j : (u32)(j * stride % tiles(e));
+    if (stride == 1) return (u32)j;
+    const u32 n = tiles(e);
+    return n - 1 - (u32)((n - 1 - j) * stride % n);
   }
 
   // Rows of a group, counted from its start.

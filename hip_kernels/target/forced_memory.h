@@ -56,7 +56,7 @@ inline void show_data(Fiber& f, u32 i) {
 }
 
 // Counts of a broken protocol are anything, and so are loops over them.
-constexpr u64 MAX_ACCESSES = 400'000;  // of one history; right ones take a tenth
+constexpr u64 MAX_ACCESSES = 1'000'000;  // of one history; right ones take half
 void give_up_history(Symptom s, const char* why);
 inline void count_access() {
   if (++W.accesses > MAX_ACCESSES) give_up_history(ENDLESS, "a loop without end");

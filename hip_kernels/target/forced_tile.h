@@ -4,50 +4,49 @@
 #include "../work/bf16.h"
 
 namespace target {
-constexpr u32 TILE_M = 4, TILE_N = 16, MAX_K = 16;  // the most; a launch's own tile comes in its params, and see most_k
+constexpr u32 TILE_M = 4, TILE_N = 16, MAX_K = 16;  // the most; a launch's own tile comes in its params
 
-// What an operator contracts over at most.
-template <class Op> constexpr u32 most_k() {
-  if constexpr (requires { Op::MOST_K; }) return Op::MOST_K;
-  else return MAX_K;
-}
-
-template <u32 MOST> struct Lines {
-  float at[16][MOST] = {};
+struct Lines {
+  static constexpr u32 ROOM = 3072;
+  float at[ROOM];
+  u32 width;
+  float get(u32 line, u32 k) const { return at[line * width + k]; }
 };
 
-// Elements begin .. end of each line.
-template <u32 MOST> void read_lines(Lines<MOST>& to, const Vec16* from, u32 lines, u32 begin, u32 end, u32 ld) {
-  if (lines > 16 || end > MOST) abort();
+// Elements begin .. end of each line. Lines are `width` long, up to a multiple of 8.
+inline void read_lines(Lines& to, const Vec16* from, u32 lines, u32 begin, u32 end, u32 ld, u32 width) {
+  to.width = (width + 7) / 8 * 8;
+  if ((u64)lines * to.width > Lines::ROOM) give_up_history(CRASH, "a tile without bounds");
   for (u32 i = 0; i < lines; i++)
     for (u32 k = begin; k < end; k += 8) {
-      const Vec16 v = read(from + (i * ld + k) / 8);
-      for (u32 j = 0; j < 8; j++) to.at[i][k + j] = from_bf16((j < 4 ? v.lo : v.hi) >> j % 4 * 16 & 0xffff);
+      const Vec16 v = read(from + (i * (u64)ld + k) / 8);
+      for (u32 j = 0; j < 8; j++) to.at[i * to.width + k + j] = from_bf16((j < 4 ? v.lo : v.hi) >> j % 4 * 16 & 0xffff);
     }
 }
 
 template <class Op> struct Tile {
-  static constexpr bool A_BY_K = layout<Op>() == NT, B_BY_K = layout<Op>() != TN;  // lines are k
   const typename Op::Params& p;
   const Work w;
+  const bool a_by_k, b_by_k;  // lines are k
   const TileOperands t;
-  Lines<most_k<Op>()> a, b;
+  Lines a, b;
   struct Four {
     float at[4] = {};
   };
-  Tile(const typename Op::Params& p, const Work& w) : p(p), w(w), t(Op::operands(p, w)) {}
+  Tile(const typename Op::Params& p, const Work& w)
+      : p(p), w(w), a_by_k(layout_of<Op>(w.kind) == NT), b_by_k(layout_of<Op>(w.kind) != TN), t(Op::operands(p, w)) {}
 
   // `step` columns of A, from k on.
   void read_a(u32 k, u32 step) {
-    if (A_BY_K) return read_lines(a, t.a, t.K, 0, t.rows, t.lda);
-    read_lines(a, t.a, t.rows, k, k + step < t.K ? k + step : t.K, t.lda);
+    if (a_by_k) return read_lines(a, t.a, t.K, 0, t.rows, t.lda, t.rows);
+    read_lines(a, t.a, t.rows, k, k + step < t.K ? k + step : t.K, t.lda, t.K);
   }
-  void read_b() { read_lines(b, t.b, B_BY_K ? t.K : t.cols, 0, B_BY_K ? t.cols : t.K, t.ldb); }
+  void read_b() { read_lines(b, t.b, b_by_k ? t.K : t.cols, 0, b_by_k ? t.cols : t.K, t.ldb, b_by_k ? t.cols : t.K); }
   Four sums(u32 r, u32 c) const {
     Four sum;
     for (u32 j = 0; j < 4 && c + j < t.cols; j++)
       for (u32 k = 0; k < t.K; k++)
-        sum.at[j] += (A_BY_K ? a.at[k][r] : a.at[r][k]) * (B_BY_K ? b.at[k][c + j] : b.at[c + j][k]);
+        sum.at[j] += (a_by_k ? a.get(k, r) : a.get(r, k)) * (b_by_k ? b.get(k, c + j) : b.get(c + j, k));
     return sum;
   }
   void store() const {

@@ -81,6 +81,16 @@ template <bool BY_K> inline void unpack_b(Panels& s, const TileOperands& t, u32 
   }
 }
 
+template <Layout L> inline void unpack(Panels& s, const TileOperands& t, u32 k0, u32 depth) {
+  unpack_a<L == NT>(s, t, k0, depth);
+  unpack_b<L != TN>(s, t, k0, depth);
+}
+inline void unpack_by(Layout layout, Panels& s, const TileOperands& t, u32 k0, u32 depth) {
+  if (layout == TN) unpack<TN>(s, t, k0, depth);
+  else if (layout == NN) unpack<NN>(s, t, k0, depth);
+  else unpack<NT>(s, t, k0, depth);
+}
+
 // MXFP8: eight k of a line, from k on. Their product with their scale is exact.
 inline Float8 eight_e4m3(const Vec16* lines, const u32* scales, u32 ld, u32 ld_scales, u32 line, u32 k) {
   using Bytes = vec<unsigned char, 8>;
@@ -148,10 +158,8 @@ template <class Op> void gemm_tile(const typename Op::Params& p, const Work& w) 
   for (u32 k0 = 0; k0 < t.K; k0 += DEPTH) {
     const u32 depth = t.K - k0 < DEPTH ? t.K - k0 : DEPTH;
     if constexpr (element<Op>() == MXFP8) unpack_mxfp8(s, t, k0, depth);
-    else {
-      unpack_a<layout<Op>() == NT>(s, t, k0, depth);
-      unpack_b<layout<Op>() != TN>(s, t, k0, depth);
-    }
+    else if constexpr (many_layouts<Op>()) unpack_by(Op::layout(w.kind), s, t, k0, depth);
+    else unpack<layout<Op>()>(s, t, k0, depth);
     for (u32 n = 0; n < t.cols; n += MICRO_COLS)
       for (u32 r = 0; r < t.rows; r += MICRO_ROWS) micro(&s.c[r][n], s.a[r], s.b[n / MICRO_COLS][0], depth);
   }

@@ -52,32 +52,34 @@ struct MoeRows {
   DEVICE Vec16* ring_y(u32 v) const { return p.y + (u64)(v % p.y_slots) * l.tile_m * words; }
   DEVICE Vec16* combine(u32 q) const { return p.arena_of[q] + p.combine_at; }
 
-  // Rows of source q for tile row v of owner o, and the padding of its group: into the ring of o.
-  DEVICE void dispatch(u32 q, u32 o, u32 v, u32 e, const Vec16* x, const u64* list) const {
+  // Rows of source q for tile row v of their owner, and the padding of its group: into a ring, in which the tile row is at `ring`.
+  DEVICE void dispatch(u32 q, u32 v, u32 e, const Vec16* x, const u64* list, Vec16* ring, bool weigh) const {
     const u32 tile = l.tile_of(e, v), k = p.routing.top_k, real = l.count(q, e), base = l.send_base(q, e);
     const MoeLayout::Rows rows = l.padded_rows_in(q, e, tile);
-    Vec16* to = ring_x(o, v) + (u64)(l.start(q, e) + rows.begin - tile * l.tile_m) * words;
+    Vec16* to = ring + (u64)(l.start(q, e) + rows.begin - tile * l.tile_m) * words;
     const auto slot_of = [&](u32 row) { return (u32)target::read(list + base + rows.begin + row); };
     gather_rows(
         to, rows.end - rows.begin, words,
         [&](u32 row) { return rows.begin + row < real ? x + (u64)(slot_of(row) / k) * words : nullptr; },
         [&](u32 row, const Vec16& word) {
-          return p.routing.weigh_inputs ? weighted(word, float_in(target::read(p.choices + slot_of(row)))) : word;
+          return weigh ? weighted(word, float_in(target::read(p.choices + slot_of(row)))) : word;
         });
   }
   DEVICE void dispatch(const Work& w) const {
     const bool pull = w.kind == PULL;
     const Vec16* arena = p.arena_of[w.chunk];
-    dispatch(pull ? w.chunk : p.g.rank, pull ? p.g.rank : w.chunk, w.row, w.part, pull ? arena + p.source_at : p.x,
-             pull ? (const u64*)(arena + p.list_at) : p.list);
+    const u32 owner = pull ? p.g.rank : w.chunk;
+    dispatch(pull ? w.chunk : p.g.rank, w.row, w.part, pull ? arena + p.source_at : p.x,
+             pull ? (const u64*)(arena + p.list_at) : p.list, ring_x(owner, w.row), p.routing.weigh_inputs);
   }
 
-  // Rows of rank d in tile row v, back to it.
-  DEVICE void send(const Work& w) const {
-    const u32 d = w.chunk, v = w.row, e = w.part, tile = l.tile_of(e, v);
+  // Rows of rank d in tile row v, which is at `ring`, back to it: into a buffer in the order of its send list.
+  DEVICE void send(const Work& w) const { send(w, ring_y(w.row), combine(w.chunk)); }
+  DEVICE void send(const Work& w, const Vec16* ring, Vec16* to) const {
+    const u32 d = w.chunk, e = w.part, tile = l.tile_of(e, w.row);
     const MoeLayout::Rows rows = l.real_rows_in(d, e, tile);
-    const Vec16* from = ring_y(v) + (u64)(l.start(d, e) + rows.begin - tile * l.tile_m) * words;
-    copy_words(combine(d) + (u64)(l.send_base(d, e) + rows.begin) * words, from, 0, (u64)(rows.end - rows.begin) * words);
+    const Vec16* from = ring + (u64)(l.start(d, e) + rows.begin - tile * l.tile_m) * words;
+    copy_words(to + (u64)(l.send_base(d, e) + rows.begin) * words, from, 0, (u64)(rows.end - rows.begin) * words);
   }
 
   // A block of tokens: each one's rows by its weights, in the order of its choices, and the shared expert's; rounded once.

@@ -11,8 +11,9 @@ import numpy as np
 MAX_RANKS = 8  # hip_kernels/target/target.h
 
 KINDS = (
-    *"leave pull pull_columns drain poison reduce sum topk scan plan sort gate push send fold".split(),
+    *"leave pull pull_columns drain poison reduce sum topk scan plan sort gate push send fold dweight".split(),
     *"tile half wgrad route shared1 shared2 gemm1 gemm2".split(),
+    *"dgrad2 wgrad2 dgrad1 wgrad1 shared_d2 shared_w2 shared_w1 own_dx router_dw".split(),
 )
 POLICIES = ("one_way", "fixed", "two_way", "beside")
 ORDERS = ("as_consumed", "chunk_major", "rank_order", "not_own_first")

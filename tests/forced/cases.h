@@ -144,7 +144,10 @@ inline Pulls draw_pulls(Random& dice, u32 K, bool slabs) {
 }
 
 // At most 8 rows a rank, 2 slabs and 3 tiles a row, and 8 queues; moe_forward has a sixth as much again.
-constexpr u32 COUNTERS_PER_SET = 1 + MAX_RANKS + 8 + MAX_RANKS * 8 * 6;
+#ifndef OWN_COUNTERS
+#define OWN_COUNTERS (1 + MAX_RANKS + 8 + MAX_RANKS * 8 * 6)
+#endif
+constexpr u32 COUNTERS_PER_SET = OWN_COUNTERS;
 
 inline void draw_history(const Setup& s, u64 seed) {
   H.s = s;

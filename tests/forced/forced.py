@@ -47,8 +47,8 @@ MIXED = ("gemm_rs", "gemm_rs_push")  # operators whose library has others too
 
 def policies(op: str) -> tuple[str, ...]:
     """Those that differ; FIXED stands for all crews of moe_forward that do not build as they like."""
-    if op == "moe_forward":
-        return ("two_way", "fixed")
+    if op.startswith("moe_"):
+        return ("two_way", "fixed") if op == "moe_forward" else ("two_way",)
     only = {"two_way": TWO_WAY, "beside": BESIDE}
     return tuple(policy for policy in params.POLICIES if op in only.get(policy, (op,)))
 
@@ -185,14 +185,15 @@ def _fences(lib: ctypes.CDLL) -> list[tuple[str, bool]]:
     return found
 
 
-def fences(op: str) -> list[str]:
-    """Every fence that a right `op` passes: "file function release|acquire device|system"."""
+@cache
+def fences(op: str) -> tuple[str, ...]:
+    """Fences that a right `op` passes, "file function release|acquire device|system"; the library then knows all."""
     lib = default_library(op)
     result = _Result()
     lib.forced_run(_Setup(ranks=3, policy=params.POLICIES.index("two_way")), 0, 100, result)
     found = {name for name, passed in _fences(lib) if passed}
     lib.forced_run(_Setup(ranks=3), 0, 100, result)
-    return sorted(found | {name for name, passed in _fences(lib) if passed})
+    return tuple(sorted(found | {name for name, passed in _fences(lib) if passed}))
 
 
 def _fence_index(op: str, lib: ctypes.CDLL, name: str) -> int:

@@ -28,7 +28,7 @@ inline void check_record(u32 me, u32 launch) {
   const WaitRecord& w = H.ranks[me].record;
   const char* amiss = nullptr;
   if (H.s.kind == RIGHT) amiss = "it had no reason to";
-  else if (w.rank != me || w.wg >= H.wgs || w.kind == LEAVE || w.kind > GEMM2) amiss = "the record is of no work";
+  else if (w.rank != me || w.wg >= H.wgs || w.kind == LEAVE || w.kind >= KINDS_END) amiss = "the record is of no work";
   else if (w.reason == WAITED_TOO_LONG && (i32)(w.seen - w.want) >= 0) amiss = "what it waited for was there";
   else if (w.reason == DIFFERENT_CALL && (H.s.kind != OTHER_CALL || launch != H.odd_launch)) amiss = "calls were the same";
   else if (H.s.kind == LOST_RANK && w.reason != WAITED_TOO_LONG) amiss = "time was up";

@@ -10,7 +10,7 @@ constexpr u32 MOE_SIGNALS = (sizeof(MoeSignals) - sizeof(Signals) + MOE_ROW_CAP 
 // A layer and how it is run: alike on all ranks, but for what `own` says.
 struct MoeCase {
   u32 per_rank, experts, top_k, score, groups, top_groups, group_top, parts;
-  u32 H, I, S, pad, tile_m, block, step_rows, x_slots, scans;
+  u32 H, I, S, pad, tile_m, block, step_rows, x_slots, scans, round_rows;
   Given given;
   bool bias, gate, aux, weigh_inputs, pull, strided, normalise, keep;
   enum Skew : u32 { ANY, ONE_EXPERT, DEAD_EXPERTS, ONE_RANK } skew;
@@ -67,6 +67,9 @@ inline MoeCase moe_case(u32 launch) {
   c.aux = c.given != EXPERTS_AND_WEIGHTS && dice.below(2);
   c.weigh_inputs = c.top_k == 1 && dice.below(2);
   c.pull = dice.below(3) == 0 && !c.weigh_inputs;
+#ifdef WITH_BACKWARD
+  c.pull = false;
+#endif
   c.strided = dice.below(2);
   c.normalise = dice.below(2);
   c.keep = dice.below(2);
@@ -79,6 +82,12 @@ inline MoeCase moe_case(u32 launch) {
   c.send_cap = M * owned / c.tile_m + 2 * R * c.per_rank;
   c.move_cap = c.pull ? c.send_cap + padding / c.tile_m : (T * c.top_k + c.experts * (c.pad - 1)) / c.tile_m + 2 * c.experts;
   c.x_slots = c.step_rows + (dice.below(2) ? 0 : dice.below(c.row_cap));
+#ifdef WITH_BACKWARD
+  c.keep = true;
+  c.round_rows = c.step_rows * (1 + dice.below(3));
+  c.x_slots = c.round_rows * (1 + dice.below(3));
+  if (dice.below(4) == 0) c.x_slots = (c.row_cap + c.round_rows - 1) / c.round_rows * c.round_rows;
+#endif
   return c;
 }
 
@@ -220,6 +229,10 @@ inline MoeParams moe_params(u32 me, u32 launch) {
   p.h_slots = (p.lag + 1) * c.step_rows + own.below(2);
   if (p.h_slots > c.row_cap) p.h_slots = most_in(c.row_cap, c.step_rows), p.lag = p.h_slots / c.step_rows - 1;
   if (p.h_slots >= c.row_cap) p.lag = c.row_cap;
+#ifdef WITH_BACKWARD
+  p.h_slots = c.x_slots;
+  p.lag = own.below(c.x_slots / c.step_rows);
+#endif
   p.y_slots = c.step_rows + own.below(3);
   p.side_by_side = own.below(3);
   moe_crews(p, own);

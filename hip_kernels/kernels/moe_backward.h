@@ -1,0 +1,130 @@
+// moe_backward: the table of roles. What it computes and why it ends: schedule/moe_backward.h.
+// Oracle: kosmos_raw/numerics/moe/layer.py.
+#pragma once
+#include "../work/moe_backward.h"
+#include "tile_operands.h"
+
+struct MoeBackward {
+  using Schedule = MoeBackwardSchedule;
+  using Params = MoeBackwardParams;
+
+  DEVICE static Layout layout(Kind k) {
+    switch (k) {
+      case GEMM1: return TN;
+      case DGRAD2: case DGRAD1: case SHARED_D2: case OWN_DX: return NN;
+      default: return NT;
+    }
+  }
+  DEVICE static u32 least(u32 a, u32 b) { return a < b ? a : b; }
+
+  // Where a tile lies in its result: of rows, a tile row of a ring or of tokens; of weights, a tile of the matrix.
+  struct At {
+    u32 row, column;
+  };
+  DEVICE static At tile_at(const Params& p, const Work& w) {
+    switch (w.kind) {
+      case WGRAD2: return {w.part / p.cols_i * p.tile_m, w.part % p.cols_i * p.tile_n};
+      case SHARED_W2: return {w.part / p.cols_s * p.tile_m, w.part % p.cols_s * p.tile_n};
+      case WGRAD1: case SHARED_W1: case ROUTER_DW:
+        return {w.part / p.cols_h * p.tile_m, w.part % p.cols_h * p.tile_n};
+      default: return {0, w.part * p.tile_n};
+    }
+  }
+
+  // A [rows, K], from row `first` of a matrix on, times B [K, N] (or [N, K], TN), from column `at.column` on.
+  DEVICE static TileOperands rows_times(const Vec16* a, u64 first, u32 lda, u32 rows, const Vec16* b, u32 K, u32 N, const At& at, u32 tile_n) {
+    return {a + first * (lda / 8), b + at.column / 8, rows, least(N - at.column, tile_n), K, lda, N};
+  }
+  // A [K, M] and B [K, N], both from line `first` on.
+  DEVICE static TileOperands weights_of(const Params& p, const Vec16* a, u32 lda, u32 M, const Vec16* b, u32 N, u64 first, u32 K, const At& at) {
+    return {a + first * (lda / 8) + at.row / 8, b + first * (N / 8) + at.column / 8, least(M - at.row, p.tile_m),
+            least(N - at.column, p.tile_n), K, lda, N};
+  }
+
+  DEVICE static TileOperands operands(const Params& p, const Work& w) {
+    const MoeLayout& l = p.layout;
+    const MoeWeights& m = p.weights;
+    const At at = tile_at(p, w);
+    const MoeGradients g(p);
+    const u32 H = p.H, I2 = 2 * p.I, S2 = 2 * p.S;
+    switch (w.kind) {
+      case GEMM1: case DGRAD2: case DGRAD1: {
+        const u32 e = l.expert_of(w.row), rows = least(l.tile_m, l.expert_rows(e) - l.tile_of(e, w.row) * l.tile_m);
+        const u64 local = e - l.first_expert(p.g.rank), row = g.slot_row(w.row);
+        const Vec16 *gate_up = m.gate_up + local * I2 * (H / 8), *down = m.down + local * H * (p.I / 8);
+        if (w.kind == DGRAD2) return rows_times(p.arena_of[p.g.rank] + p.dy_at, row, H, rows, down, H, p.I, at, p.tile_n);
+        if (w.kind == DGRAD1) return rows_times(p.dpre, row, I2, rows, gate_up, I2, H, at, p.tile_n);
+        const Vec16* x = p.arena_of[p.g.rank] + p.x_at + row * (H / 8);
+        return {x, gate_up + (u64)at.column * (H / 8), rows, least(I2 - at.column, p.tile_n), H, H, H};
+      }
+      case WGRAD2: case WGRAD1: {
+        const MoePiece x = MoeBackwardQueue(p).piece(w.row);
+        const u64 first = g.slot_row(x.first);
+        const Vec16* arena = p.arena_of[p.g.rank];
+        if (w.kind == WGRAD2) return weights_of(p, arena + p.dy_at, H, H, p.h, p.I, first, x.rows, at);
+        return weights_of(p, p.dpre, I2, I2, arena + p.x_at, H, first, x.rows, at);
+      }
+      case SHARED_D2: return rows_times(p.dout, (u64)w.row * l.tile_m, H, tokens_in(p, w), m.shared_down, H, p.S, at, p.tile_n);
+      case OWN_DX:
+        return rows_times(p.own_left, (u64)w.row * l.tile_m, p.own_ld, tokens_in(p, w), p.own_right, p.own_ld, H, at, p.tile_n);
+      case SHARED_W2: return weights_of(p, p.dout, H, H, p.shared_h, p.S, 0, p.tokens, at);
+      case SHARED_W1: return weights_of(p, p.own_left + p.router_copies * p.router_ld / 8, p.own_ld, S2, p.x, H, 0, p.tokens, at);
+      default:  // ROUTER_DW: of the nearest BF16, then of what that lacks
+        return weights_of(p, p.own_left + w.row * p.router_ld / 8, p.own_ld, p.router_rows, p.x, H, 0, p.tokens, at);
+    }
+  }
+  DEVICE static u32 tokens_in(const Params& p, const Work& w) { return least(p.layout.tile_m, p.tokens - w.row * p.layout.tile_m); }
+
+  DEVICE static Epilogue epilogue(const Work& w) { return w.kind == GEMM1 || w.kind == DGRAD1 ? ROWS : SUMS; }
+  DEVICE static TileResult result(const Params& p, const Work& w) {
+    const u32 width = w.kind == GEMM1 ? 2 * p.I : p.H;
+    Vec16* to = (w.kind == GEMM1 ? p.pre : p.dx_rows) + MoeGradients(p).slot_row(w.row) * (width / 8);
+    return {(u64*)to + (u64)w.part * p.tile_n / 4, width};
+  }
+  DEVICE static void store(const Params& p, const Work& w, u32 row, u32 column, u64 four_bf16) {
+    const TileResult to = result(p, w);
+    target::write(to.c + ((u64)row * to.ldc + column) / 4, four_bf16);
+  }
+  DEVICE static void store_f32(const Params& p, const Work& w, u32 row, u32 column, const float (&four)[4]) {
+    const At at = tile_at(p, w);
+    const u32 H = p.H, c = at.column + column, r = at.row + row;
+    switch (w.kind) {
+      case DGRAD2: {
+        const u64 to = MoeGradients(p).slot_row(w.row) + row;
+        return store_dswiglu(p.pre + to * (2 * p.I / 8), (u64*)p.dpre + to * (2 * p.I / 4), (u64*)p.h + to * (p.I / 4), c, four, 1.f, p.clamp);
+      }
+      case SHARED_D2: {
+        const u64 t = (u64)w.row * p.layout.tile_m + row;
+        const bool gated = p.gate_column != NOBODY;
+        const float weight = gated ? sigmoid(float_at(p.logits, t * p.logit_ld + p.gate_column)) : 1.f;
+        u64* dpre = (u64*)p.own_left + (t * p.own_ld + p.router_copies * p.router_ld) / 4;
+        return store_dswiglu(p.shared_pre + t * (2 * p.S / 8), dpre, (u64*)p.shared_h + t * (p.S / 4), c, four, weight, float_of(FP32_INFINITY));
+      }
+      case OWN_DX: {
+        const u64 t = (u64)w.row * p.layout.tile_m + row;
+        return target::write(p.own_dx + (t * H + c) / 4, four_floats(four));
+      }
+      case WGRAD2: case WGRAD1: {
+        const MoePiece x = MoeBackwardQueue(p).piece(w.row);
+        if (w.kind == WGRAD2) return put_gradient(p.d_down, ((u64)x.expert * H + r) * p.I + c, x.begins, x.ends, four);
+        return put_gradient(p.d_gate_up, ((u64)x.expert * 2 * p.I + separated_at(r, p.I)) * H + c, x.begins, x.ends, four);
+      }
+      case SHARED_W2: return put_gradient(p.d_shared_down, (u64)r * p.S + c, true, true, four);
+      case SHARED_W1: return put_gradient(p.d_shared_gate_up, (u64)separated_at(r, p.S) * H + c, true, true, four);
+      default: return put_gradient(p.d_router, (u64)r * H + c, w.row == 0, w.row == 1, four);
+    }
+  }
+
+  // Every kind that is no tile. GATE is all waiting.
+  DEVICE static void move(const Schedule& s, const Work& w) {
+    const MoeGradients g(s.p);
+    switch (w.kind) {
+      case PLAN: return MoeBackwardPlanner(s.p).plan();
+      case PUSH: return g.push(w, s.replays(w.chunk, s.round_of(w.row)));
+      case DWEIGHT: return g.dweight(w.row);
+      case SEND: return g.send(w);
+      case FOLD: return g.fold(w.row);
+      default: return;
+    }
+  }
+};

@@ -1,0 +1,66 @@
+// What a launch of moe_backward is told, and its counters. Its signals are those of moe_forward, for rows move alike.
+#pragma once
+#include "moe_params.h"
+
+// A gradient of weights. FP32 sums of it may be stored and added to in turn, round by round; BF16 is rounded once, so of what
+// is made in several turns the sums lie elsewhere until the last.
+struct MoeGradient {
+  void* to;
+  void* sums;  // FP32, as many as `to` has; null: `to` is FP32 itself, or nothing is made in turns
+  u32 into;    // an Into (work/sum.h)
+  u32 zero;
+};
+
+// Everything that the layer's forward was told and has left, and besides:
+struct MoeBackwardParams : MoeParams {
+  // Offsets in every rank's arena, in words of 16 bytes.
+  u64 dy_at;               // [x_slots * tile_m][H] bf16, ring of received rows of dOut
+  u64 dx_at;               // [tokens * top_k][H] bf16: rows of dX that come back, in the order of the rank's send list
+  const Vec16* dout;       // [tokens][H] bf16
+  Vec16* dx;               // [tokens][H] bf16: the result
+  Vec16 *dpre, *dx_rows;   // rings: [x_slots * tile_m] [2 I], [H] bf16
+  u64* dweights;           // [tokens * top_k]: of choices' weights, fp32 << 32; below, of their scores
+  Vec16* dlogits;          // [tokens][router_rows] fp32
+  u64* partials;           // [tokens * (top_k + 1)][LANES_A_DOT]: parts of inner products
+  // One product makes what router and shared expert give to dX: left [tokens][own_ld] bf16, columns of copies of dlogits
+  // first (work/moe_backward.h), of the shared expert's dpre behind; right [own_ld][H], the same of their weights.
+  Vec16* own_left;
+  const Vec16* own_right;
+  Vec16* own_dx;           // [tokens][H] fp32: the product
+  u64* pieces;             // [MoeBackwardQueue::words()] written by PLAN
+  MoeGradient d_router, d_gate_up, d_down, d_shared_gate_up, d_shared_down;
+  float aux_grad;          // dL / d(auxiliary loss)
+  u32 round_rows;          // tile rows that a ring gives up together; divides x_slots, and step_rows divides it
+  u32 replays_all;         // the forward has kept neither x nor pre
+  u32 router_copies;       // of dlogits in own_left, of router_ld columns each
+  u32 router_ld;           // router_rows, up to a multiple of 8
+  u32 own_ld;              // router_copies * router_ld + 2 S
+  u32 piece_cap;
+  // Tiles: columns across H, I, 2 I, S; rows across H, 2 I, 2 S, router_rows.
+  u32 cols_h, cols_i, cols_2i, cols_s, rows_h, rows_2i, rows_2s, rows_r;
+  u32 tile_m;              // of weights' tiles, a multiple of 8; on all targets layout.tile_m
+};
+constexpr u32 LANES_A_DOT = 16;
+static_assert(sizeof(MoeGradient) == 24 && sizeof(MoeBackwardParams) == sizeof(MoeParams) + 288);
+
+// Counters of one set, by name.
+struct MoeBackwardWords : MoeWords {
+  const MoeBackwardParams& p;
+  DEVICE explicit MoeBackwardWords(const MoeBackwardParams& p) : MoeWords(p), p(p) {}
+
+  enum Head : u32 { FRONT, MAIN, MOVES, SENDS, SHARED, DWEIGHTS, PLAN_DONE, DWEIGHTS_DONE, SHARED_DONE, ROUTER_DONE, HEADS };
+  DEVICE u32* head(u32 i) const { return p.counters.current(p.g) + i; }
+  DEVICE u32* sent_to(u32 d) const { return head(HEADS + d); }
+  DEVICE u32* dlogits_done(u32 t) const { return head(HEADS + MAX_RANKS + t); }           // of a row of tokens
+  DEVICE u32* shared_done(u32 t) const { return dlogits_done(token_rows() + t); }
+  DEVICE u32* own_done(u32 t) const { return dlogits_done(2 * token_rows() + t); }
+  DEVICE u32* by_row(u32 array, u32 v) const { return dlogits_done(3 * token_rows() + array * p.layout.row_cap + v); }
+  DEVICE u32* replayed(u32 v) const { return by_row(0, v); }  // tiles of tile row v
+  DEVICE u32* dgrad2_done(u32 v) const { return by_row(1, v); }
+  DEVICE u32* dgrad1_done(u32 v) const { return by_row(2, v); }
+  DEVICE u32* sent(u32 v) const { return by_row(3, v); }
+  DEVICE u32* piece_done(u32 v) const { return by_row(4, v); }   // DGRAD2 tiles of the piece that begins with v
+  DEVICE u32* wgrad2_done(u32 v) const { return by_row(5, v); }  // tiles of that piece
+  DEVICE u32* wgrad1_done(u32 v) const { return by_row(6, v); }
+  DEVICE u32* round_done(u32 r) const { return by_row(7, r); }   // tile rows that are through, three times each
+};

@@ -1,0 +1,104 @@
+// The main queue of moe_backward: which work its i-th entry is. PLAN writes it down once (work/moe_backward_plan.h), for it
+// follows from counts; a WG looks up where it is.
+//
+// A ROUND is the tile rows [r * B, (r + 1) * B) of an owner, B = round_rows: what the rings give up together. Rounds are worked
+// on from the LAST one down, for that is what the forward has left in its rings. A PIECE is the tile rows of one expert
+// in one round: their weight gradient is one contraction, over rows that follow each other in the rings. Where weights are
+// not added to, an expert without rows has a piece of none, whose gradient is zeros.
+//
+// Order of the queue, pieces of a round from its last expert down:
+//     of each round: for each piece: REPLAY if x was not kept; DGRAD2, mixed with WGRAD2 of the piece before. WGRAD2 of the last one
+//                    behind the first round's: OWN_DX and ROUTER_DW, which hide the last experts' landing
+//                    for each piece: DGRAD1 mixed with its WGRAD1
+//     pieces without rows, folds
+// With weights on inputs OWN_DX and ROUTER_DW stand before the folds: they need rows that have come back.
+#pragma once
+#include "chunks.h"
+#include "moe_backward_params.h"
+
+struct MoePiece {
+  u32 first, blocks;  // tile rows
+  u32 expert;         // of this rank, from 0
+  u32 rows;           // rows, padding of groups included, without what is missing in an expert's last tile row
+  u32 begins, ends;   // no piece of the expert comes before, behind it
+};
+
+struct MoeBackwardQueue {
+  const MoeBackwardParams& p;
+  DEVICE explicit MoeBackwardQueue(const MoeBackwardParams& p) : p(p) {}
+
+  // Entries of two lists, evenly mixed: `count` of `kind` for piece `piece`, `side_count` of `side` for side_piece.
+  struct Segment {
+    u32 begin, count, side_count;  // begin: its first entry's number
+    Kind kind, side;
+    u32 piece, side_piece;
+  };
+  enum : u32 { N_ENTRIES, N_BEFORE_FOLDS, N_PIECES, N_SEGMENTS, HEAD, PIECE_WORDS = 3, SEGMENT_WORDS = 3 };
+  // Rounds without pieces do not exist, so there are at most as many as pieces.
+  DEVICE u32 segment_cap() const { return 6 * p.piece_cap + 8; }
+  DEVICE u32 piece_at(u32 i) const { return HEAD + i * PIECE_WORDS; }
+  DEVICE u32 segment_at(u32 i) const { return HEAD + p.piece_cap * PIECE_WORDS + i * SEGMENT_WORDS; }
+  DEVICE u32 words() const { return segment_at(segment_cap()); }
+
+  DEVICE u64 at(u32 i) const {
+    const u64 w = target::read(p.pieces + i);
+    return (u64)target::uniform((u32)(w >> 32)) << 32 | target::uniform((u32)w);
+  }
+  DEVICE u32 entries() const { return (u32)at(N_ENTRIES); }
+  DEVICE u32 before_folds() const { return (u32)at(N_BEFORE_FOLDS); }
+  DEVICE MoePiece piece(u32 i) const {
+    const u64 a = at(piece_at(i)), b = at(piece_at(i) + 1), c = at(piece_at(i) + 2);
+    return {(u32)a, (u32)(a >> 32), (u32)b, (u32)(b >> 32), (u32)c & 1, (u32)c >> 1 & 1};
+  }
+  DEVICE Segment segment(u32 i) const {
+    const u64 a = at(segment_at(i)), b = at(segment_at(i) + 1), c = at(segment_at(i) + 2);
+    return {(u32)a, (u32)(a >> 32), (u32)b, (Kind)(b >> 32 & 0xff), (Kind)(b >> 40 & 0xff), (u32)c, (u32)(c >> 32)};
+  }
+  DEVICE void put(u32 i, const MoePiece& x) const {
+    target::write(p.pieces + piece_at(i), (u64)x.blocks << 32 | x.first);
+    target::write(p.pieces + piece_at(i) + 1, (u64)x.rows << 32 | x.expert);
+    target::write(p.pieces + piece_at(i) + 2, (u64)(x.begins | x.ends << 1));
+  }
+  DEVICE void put(u32 i, const Segment& s) const {
+    target::write(p.pieces + segment_at(i), (u64)s.count << 32 | s.begin);
+    target::write(p.pieces + segment_at(i) + 1, (u64)s.side << 40 | (u64)s.kind << 32 | s.side_count);
+    target::write(p.pieces + segment_at(i) + 2, (u64)s.side_piece << 32 | s.piece);
+  }
+
+  // Tiles of a kind for a piece.
+  DEVICE u32 tiles(Kind kind, u32 blocks) const {
+    switch (kind) {
+      case GEMM1: return blocks * p.cols_2i;
+      case DGRAD2: return blocks * p.cols_i;
+      case DGRAD1: return blocks * p.cols_h;
+      case WGRAD2: return p.rows_h * p.cols_i;
+      case WGRAD1: return p.rows_2i * p.cols_h;
+      default: return 0;
+    }
+  }
+
+  // Entry i, which lies in segment `at` or behind.
+  DEVICE Work entry(u32 i, u32& segment_of) const {
+    Segment s = segment(segment_of);
+    while (i >= s.begin + s.count + s.side_count) s = segment(++segment_of);
+    const u32 j = i - s.begin, n = s.count + s.side_count, sides = (u32)((u64)j * s.side_count / n);
+    const bool side = (u64)(j + 1) * s.side_count / n > sides;
+    return side ? item(s.side, s.side_piece, sides) : item(s.kind, s.piece, j - sides);
+  }
+  // Tiles of rows: row is the tile row. Of weights: row is the piece (of the router: which part of the sum), part the tile.
+  DEVICE Work item(Kind kind, u32 which, u32 n) const {
+    const u32 me = p.g.rank;
+    switch (kind) {
+      case GEMM1: case DGRAD2: case DGRAD1: {
+        const MoePiece x = piece(which);
+        const u32 columns = kind == GEMM1 ? p.cols_2i : kind == DGRAD2 ? p.cols_i : p.cols_h;
+        const TileAt t = tile_in_groups(n, x.blocks, columns, p.side_by_side ? p.side_by_side : 1);
+        return {kind, me, x.first + x.blocks - 1 - t.row, t.column};  // rows come from the last one down
+      }
+      case OWN_DX: return {kind, me, n / p.cols_h, n % p.cols_h};
+      case ROUTER_DW: return {kind, me, n / (p.rows_r * p.cols_h), n % (p.rows_r * p.cols_h)};
+      case FOLD: return {kind, me, n};
+      default: return {kind, me, which, n};
+    }
+  }
+};

@@ -1,0 +1,203 @@
+// DOING IT, what is no product in the backward of an MoE layer, and what epilogues make of sums.
+#pragma once
+#include "../schedule/moe_backward.h"
+#include "moe.h"
+#include "moe_backward_plan.h"
+
+// h, and the gradients of gate and up from that of h, of values as the forward has kept them. A gradient passes at the limit.
+struct Gated {
+  float h, gate, up;
+};
+DEVICE inline Gated swiglu_gradient(float gate, float up, float dh, float limit) {
+  const float g = gate > limit ? limit : gate, u = up > limit ? limit : up < -limit ? -limit : up;
+  float one_minus;
+  const float s = fast_sigmoid(g, one_minus), silu = g * s;
+  return {silu * u, gate > limit ? 0 : dh * u * s * (1.f + g * one_minus), up > limit || up < -limit ? 0 : dh * silu};
+}
+
+// Where four neighbours of one of both lie in a matrix whose columns (or rows) alternate in blocks of GATED.
+DEVICE inline u64 gate_at(u64 i) { return i / target::GATED * 2 * target::GATED + i % target::GATED; }
+// The other way round: of two matrices of `width` that follow each other.
+DEVICE inline u32 separated_at(u32 i, u32 width) {
+  return i / target::GATED % 2 * width + i / (2 * target::GATED) * target::GATED + i % target::GATED;
+}
+
+// Four columns of a row of dH: h and dpre of them. `weight`: of the row, which is not in dH yet. Rows of dpre begin at dpre,
+// of h at h.
+DEVICE inline void store_dswiglu(const Vec16* pre, u64* dpre, u64* h, u32 column, const float (&sums)[4], float weight, float limit) {
+  const u64 at = gate_at(column) / 4, up_at = at + target::GATED / 4;
+  const u64 g = target::read((const u64*)pre + at), u = target::read((const u64*)pre + up_at);
+  Gated x[4];
+  for (u32 i = 0; i < 4; i++)
+    x[i] = swiglu_gradient(from_bf16(g >> 16 * i & 0xffff), from_bf16(u >> 16 * i & 0xffff), sums[i] * weight, limit);
+  const u64 kept = pack_bf16(x[0].h, x[1].h, x[2].h, x[3].h);  // as the forward has rounded it
+  float y[4];
+  for (u32 i = 0; i < 4; i++) y[i] = weight * from_bf16(kept >> 16 * i & 0xffff);
+  target::write(h + column / 4, pack_bf16(y[0], y[1], y[2], y[3]));
+  target::write(dpre + at, pack_bf16(x[0].gate, x[1].gate, x[2].gate, x[3].gate));
+  target::write(dpre + up_at, pack_bf16(x[0].up, x[1].up, x[2].up, x[3].up));
+}
+
+// Four sums of a gradient of weights. begins, ends: whether nothing comes before, behind them in the same element.
+DEVICE inline void put_gradient(const MoeGradient& to, u64 at, bool begins, bool ends, const float (&four)[4]) {
+  const bool wide = to.into == SET_F32 || to.into == ADD_F32;
+  if (wide) return put_four(to.to, at, begins ? (Into)to.into : ADD_F32, four);
+  if (!ends) return put_four(to.sums, at, begins ? SET_F32 : ADD_F32, four);
+  if (begins) return put_four(to.to, at, (Into)to.into, four);
+  const Vec16 was = target::read((const Vec16*)to.sums + at / 4);
+  float x[4];
+  for (u32 j = 0; j < 4; j++) x[j] = four[j] + float_of((u32)((j < 2 ? was.lo : was.hi) >> 32 * (j % 2)));
+  put_four(to.to, at, (Into)to.into, x);
+}
+
+struct MoeGradients {
+  const MoeBackwardParams& p;
+  const MoeRouting& r;
+  const Router router;
+  const MoeRows rows;
+  DEVICE explicit MoeGradients(const MoeBackwardParams& p) : p(p), r(p.routing), router(p), rows(p) {}
+
+  DEVICE u64 slot_row(u32 v) const { return (u64)(v % p.x_slots) * p.layout.tile_m; }  // its first, of every ring
+  DEVICE Vec16* ring_dy(u32 q, u32 v) const { return p.arena_of[q] + p.dy_at + slot_row(v) * rows.words; }
+
+  // dOut of this rank's tokens in a tile row, weighted where the fold weights; and x of them where it is not there any more.
+  DEVICE void push(const Work& w, bool with_x) const {
+    const bool inputs = r.weigh_inputs;
+    if (with_x) rows.dispatch(p.g.rank, w.row, w.part, p.x, p.list, rows.ring_x(w.chunk, w.row), inputs);
+    rows.dispatch(p.g.rank, w.row, w.part, p.dout, p.list, ring_dy(w.chunk, w.row), !inputs);
+  }
+  // Rows of dX of rank d in tile row v, back to it.
+  DEVICE void send(const Work& w) const { rows.send(w, p.dx_rows + slot_row(w.row) * rows.words, p.arena_of[w.chunk] + p.dx_at); }
+
+  DEVICE Vec16* landing() const { return p.arena_of[p.g.rank] + p.dx_at; }
+
+  // ---- DWEIGHT: a block of tokens
+  // Inner products over a row: each of several lanes adds every so many words, and one of them their sums. Products of a
+  // token: of its choices, and of the shared expert's output if that has a gate.
+  DEVICE bool gated() const { return p.S && p.gate_column != NOBODY; }
+  DEVICE u32 dots() const { return r.top_k + gated(); }
+  DEVICE u32 lanes_a_dot() const { return target::lanes() < LANES_A_DOT ? 1 : LANES_A_DOT; }
+  DEVICE u64 partial_at(u64 dot, u32 lane) const { return dot * LANES_A_DOT + lane; }
+  DEVICE void add_products(u32 begin, u32 n) const {
+    const u32 parts = lanes_a_dot(), D = dots(), k = r.top_k;
+    for (u32 i = target::lane() / parts; i < n * D; i += target::lanes() / parts) {
+      const u64 t = begin + i / D;
+      const u32 j = i % D, part = target::lane() % parts;
+      const u64 row = j < k ? (u64)target::read(p.row_of_slot + t * k + j) : 0;
+      const Vec16* x = (r.weigh_inputs && j < k ? p.x : p.dout) + t * rows.words;
+      const Vec16* y = j == k ? p.shared_y + t * rows.words : (r.weigh_inputs ? landing() : rows.combine(p.g.rank)) + row * rows.words;
+      float sum = 0;
+      for (u32 c = part; c < rows.words; c += parts) {
+        const Vec16 a = target::read(x + c), b = target::read(y + c);
+        for (u32 m = 0; m < 8; m++) sum = target::fma(bf16_at(a, m), bf16_at(b, m), sum);
+      }
+      target::write(p.partials + partial_at(t * D + j, part), number_and_float(0, sum));
+    }
+    target::barrier();
+  }
+  DEVICE float product(u64 dot) const {
+    float sum = 0;
+    for (u32 part = 0; part < lanes_a_dot(); part++) sum += float_in(target::read(p.partials + partial_at(dot, part)));
+    return sum;
+  }
+
+  // ---- through weights and scores to logits (facts: numerics/moe/routing.py)
+  DEVICE bool routed() const { return p.given != EXPERTS_AND_WEIGHTS; }
+  // Softmax over the chosen logits: nothing of what weights are made of reaches other logits.
+  DEVICE bool of_chosen_alone() const { return r.score == SOFTMAX && r.normalise && r.eps == 0; }
+  DEVICE float aux_of(u32 e) const {  // dL / d(expert e's share of the scores), of any token
+    return r.aux_scale == 0 ? 0.f : p.aux_grad * r.aux_scale * (float)number_in(target::read(p.aux_sums + e));
+  }
+  DEVICE u64* token_word(u64 t) const { return p.partials + partial_at(t * dots(), 0); }
+
+  // One token, by one lane: of its choices' scores. What is left for a logit is in two numbers of the token.
+  DEVICE void finish_token(u64 t) const {
+    const u32 k = r.top_k;
+    float sum = 0, along = 0, gate = 0;
+    if (gated()) gate = product(t * dots() + k);
+    for (u32 j = 0; j < k; j++) {
+      const float dw = product(t * dots() + j);
+      target::write(p.dweights + t * k + j, two_floats(0, dw));
+      if (!routed()) continue;
+      const float v = router.score((u32)t, number_in(target::read(p.choices + t * k + j)));
+      sum += v;
+      along = target::fma(dw, v, along);
+    }
+    float shift = 0, total = 1;
+    if (routed()) {
+      sum += r.eps;
+      for (u32 j = 0; j < k; j++) {
+        const float dw = float_in(target::read(p.dweights + t * k + j));
+        const float v = router.score((u32)t, number_in(target::read(p.choices + t * k + j)));
+        float dv = r.scale * (r.normalise ? (dw - along / sum) / sum : dw);
+        if (of_chosen_alone()) dv *= v;  // of the logit itself
+        else if (r.score == SOFTMAX) shift = target::fma(dv, v, shift);
+        target::write(p.dweights + t * k + j, two_floats(dv, dw));
+      }
+      float all = 0, aux = 0;
+      for (u32 e = 0; r.aux_scale != 0 && e < router.experts; e++) {
+        const float s = router.score((u32)t, e);
+        all += s;
+        aux = target::fma(aux_of(e), s, aux);
+      }
+      if (r.aux_scale != 0) {
+        total = r.score == SOFTMAX ? 1.f : all + r.eps;
+        shift = r.score == SOFTMAX ? shift + aux : aux / total;
+      }
+    }
+    target::write(token_word(t), two_floats(shift, total));
+    if (gated()) target::write(token_word(t) + 1, number_and_float(0, gate));
+  }
+
+  DEVICE float dlogit(u64 t, u32 e) const {
+    if (gated() && e == p.gate_column) {
+      const float s = sigmoid(float_at(p.logits, t * p.logit_ld + e));
+      return s * (1.f - s) * float_in(target::read(token_word(t) + 1));
+    }
+    if (!routed() || e >= router.experts) return 0;
+    float of_score = 0, of_logit = 0;
+    for (u32 j = 0; j < r.top_k; j++)
+      if (number_in(target::read(p.choices + t * r.top_k + j)) == e)
+        (of_chosen_alone() ? of_logit : of_score) = float_of((u32)target::read(p.dweights + t * r.top_k + j));
+    const u64 word = target::read(token_word(t));
+    const float shift = float_of((u32)word), s = router.score((u32)t, e);
+    if (r.score == SOFTMAX) return of_logit + s * (of_score + aux_of(e) - shift);
+    const float ds = of_score + (aux_of(e) - shift) / float_in(word);
+    if (r.score == SIGMOID) return ds * s * (1.f - s);
+    return s > 0 ? ds * sigmoid(router.logit((u32)t, e)) / (2.f * s) : 0.f;
+  }
+  // Four neighbouring logits of a token: FP32, and as what the next products multiply: the nearest BF16, then what it lacks.
+  DEVICE void store_dlogits(u64 t, u32 e) const {
+    float x[4], rest[4];
+    for (u32 j = 0; j < 4; j++) x[j] = dlogit(t, e + j);
+    if (e < p.router_rows) target::write(p.dlogits + (t * p.router_rows + e) / 4, four_floats(x));
+    const u64 high = pack_bf16(x[0], x[1], x[2], x[3]);
+    for (u32 j = 0; j < 4; j++) rest[j] = x[j] - from_bf16(high >> 16 * j & 0xffff);
+    const u64 low = pack_bf16(rest[0], rest[1], rest[2], rest[3]);
+    for (u32 copy = 0; copy < p.router_copies; copy++)
+      target::write((u64*)p.own_left + (t * p.own_ld + copy * p.router_ld + e) / 4, copy % 2 ? low : high);
+  }
+
+  DEVICE void dweight(u32 b) const {
+    const u32 begin = b * p.block, left = p.tokens - begin, n = left < p.block ? left : p.block, fours = p.router_ld / 4;
+    add_products(begin, n);
+    for (u32 t = target::lane(); t < n; t += target::lanes()) finish_token(begin + t);
+    target::barrier();
+    for (u32 i = target::lane(); i < n * fours; i += target::lanes()) store_dlogits(begin + i / fours, i % fours * 4);
+  }
+
+  // A block of tokens: rows of dX that have come back, in the order of choices, and what router and shared expert give.
+  DEVICE void fold(u32 b) const {
+    const u32 begin = b * p.block, left = p.tokens - begin, n = left < p.block ? left : p.block, k = r.top_k, words = rows.words;
+    for (u32 i = target::lane(); i < n * words; i += target::lanes()) {
+      const u64 t = begin + i / words, at = t * words + i % words;
+      float sum[8] = {};
+      for (u32 j = 0; j < k; j++) {
+        const Vec16 y = target::read(landing() + target::read(p.row_of_slot + t * k + j) * words + i % words);
+        MoeRows::add(sum, y, r.weigh_inputs ? float_in(target::read(p.choices + t * k + j)) : 1.f);
+      }
+      for (u32 c = 0; p.own_ld && c < 8; c++) sum[c] += float_at(p.own_dx, at * 8 + c);
+      target::write(p.dx + at, eight_bf16(sum));
+    }
+  }
+};
