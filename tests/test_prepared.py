@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import kosmos_raw as kr
+from kosmos_raw.build.params import AG_GEMM
 from kosmos_raw.ranks import prepared
 
 M, N, K = 96, 40, 72
@@ -75,7 +76,7 @@ def test_other_arrays_and_options_are_other_calls():
 def test_what_is_remembered_is_bounded():
     known = prepared.Remembered()
     for i in range(3 * prepared.MOST):
-        known.keep(i, prepared.Prepared("op", np.zeros(1), 0, 0, (), print))
+        known.keep(i, prepared.Prepared("op", np.zeros(1, AG_GEMM), 0, 0, print))
         assert known.get(i) is not None
     assert len(known._known) <= prepared.MOST
     known.forget()

@@ -78,8 +78,8 @@ class Kernel(ABC):
     @abstractmethod
     def prepare(self, params: np.ndarray, operands: Sequence[Matrix] = ()) -> Callable[[int], None]:
         """What queues a launch of so many WGs on the device's stream, with what `params` holds then: a 1-element
-        structured array, passed by value. `operands` are all matrices that its tiles read. The CPU device returns when
-        the launch has ended."""
+        structured array, passed by value. `operands` are all matrices that its tiles read. For Device.in_order. The CPU
+        device returns when the launch has ended."""
 
     def launch(self, params: np.ndarray, workgroups: int, operands: Sequence[Matrix] = ()) -> None:
         """Prepares a launch and makes it."""
@@ -186,6 +186,10 @@ class Device(ABC):
 
     def caller_waits(self) -> None:
         """What the caller queues from now on starts after what is queued on the device by now."""
+
+    def in_order(self, begin: Callable[[int], None], workgroups: int) -> None:
+        """Makes a launch that `Kernel.prepare` has made ready, between `wait_for_caller` and `caller_waits`."""
+        begin(workgroups)
 
     def dlpack_stream(self) -> int | None:
         """The caller's stream, as __dlpack__(stream=) wants it; None where there are no streams."""

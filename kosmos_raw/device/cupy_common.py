@@ -269,24 +269,42 @@ class CupyDevice(PeerMemory):
     def wait_for_caller(self) -> None:
         """Work queued on `stream` from now on starts after what the caller's current CuPy stream holds now."""
         with self.current():
-            caller = self.cupy.cuda.get_current_stream()
-            if caller.ptr == self.stream.ptr:
-                return
-            self.refuse_capture(caller, "the current stream")
-            with self.explained("waiting for the current stream"):
-                self._callers.record(caller)
-                self.stream.wait_event(self._callers)
+            caller = self._other_stream()
+            if caller is not None:
+                self._after(caller)
+
+    def _other_stream(self) -> Any | None:
+        """The caller's current stream; None when it is the device's own."""
+        caller = self.cupy.cuda.get_current_stream()
+        return None if caller.ptr == self.stream.ptr else caller
+
+    def _after(self, caller: Any) -> None:
+        self.refuse_capture(caller, "the current stream")
+        with self.explained("waiting for the current stream"):
+            self._callers.record(caller)
+            self.stream.wait_event(self._callers)
+
+    def _before(self, caller: Any) -> None:
+        with self.explained("making the current stream wait"):
+            self._mine.record(self.stream)
+            caller.wait_event(self._mine)
 
     def caller_waits(self) -> None:
         """Work queued on the caller's current CuPy stream from now on starts after what `stream` holds now. Without it
         CuPy may also give an operand's memory away while a kernel still uses it."""
         with self.current():
-            caller = self.cupy.cuda.get_current_stream()
-            if caller.ptr == self.stream.ptr:
-                return
-            with self.explained("making the current stream wait"):
-                self._mine.record(self.stream)
-                caller.wait_event(self._mine)
+            caller = self._other_stream()
+            if caller is not None:
+                self._before(caller)
+
+    def in_order(self, begin: Callable[[int], None], workgroups: int) -> None:
+        with self.current():
+            caller = self._other_stream()
+            if caller is not None:  # the kernel, for inputs that the caller's stream is still making
+                self._after(caller)
+            begin(workgroups)
+            if caller is not None:  # the caller's stream, for the result
+                self._before(caller)
 
     def synchronize(self) -> None:
         """Waits for everything queued on `stream` and on the caller's current stream."""

@@ -103,9 +103,13 @@ class CupyKernel(Kernel):
                     f"{self.op}: {workgroups} workgroups, want 1 to {most}: all must be resident at once on "
                     f"{device.describe()}"
                 )
-            with device.current():
-                device.refuse_capture(device.stream, "the device's stream")
-                with device.explained(f"launching {self.op} with {workgroups} workgroups of {self.threads} threads"):
-                    begin(workgroups)
+            device.refuse_capture(device.stream, "the device's stream")
+            with device.explained(f"launching {self.op} with {workgroups} workgroups of {self.threads} threads"):
+                begin(workgroups)
 
         return launch
+
+    def launch(self, params: np.ndarray, workgroups: int, operands: Sequence[Matrix] = ()) -> None:
+        begin = self.prepare(params, operands)
+        with self._device.current():
+            begin(workgroups)

@@ -263,9 +263,9 @@ class Communicator:
             WaitError: this launch gave up (on devices that queue launches, raised by `synchronize` or the next call).
         """
         loaded = self._loaded(kernel or op, params)
-        fingerprint = zlib.crc32(repr((op, *call)).encode())
+        params["g"] = self._group
         begin = loaded.prepare(params, operands)
-        prepared = Prepared(op, params, fingerprint, counter_words, tuple(operands), begin)
+        prepared = Prepared(op, params, zlib.crc32(repr((op, *call)).encode()), counter_words, begin)
         if key is not None:
             self._remembered.keep(key, prepared)
         self._start(prepared)
@@ -281,28 +281,23 @@ class Communicator:
 
     def _start(self, prepared: Prepared) -> None:
         self._epoch = (self._epoch + 1) & 0xFFFFFFFF
-        group, params, trace = self._group, prepared.params, self._trace
-        group["epoch"] = self._epoch
-        group["call"] = zlib.crc32(self._epoch.to_bytes(4, "little"), prepared.fingerprint)
-        group["trace"], group["trace_events"] = (trace.memory.address, trace.events_per_row) if trace else (0, 0)
-        params["g"] = group
-        self._fill_counters(params["counters"], prepared.counter_words)
+        trace = self._trace
+        events = (trace.memory.address, trace.events_per_row) if trace else (0, 0)
+        prepared.fill(self._epoch, self._counters(prepared.counter_words), events)
         if trace:
             self.device.zero(trace.memory.address, trace.memory.nbytes)
         self._unchecked = prepared.op
-        self.device.wait_for_caller()  # the kernel, for inputs that the caller's stream is still making
-        with self._together():
-            prepared.begin(self.workgroups)
-        self.device.caller_waits()  # the caller's stream, for the result
+        if self._launches_together:
+            with self._together():
+                self.device.in_order(prepared.begin, self.workgroups)
+        else:
+            self.device.in_order(prepared.begin, self.workgroups)
         if not self.device.queues_launches:
             self.synchronize()
 
     @contextmanager
     def _together(self) -> Iterator[None]:
         """Ranks that must meet do so before and after what the block launches."""
-        if not self._launches_together:
-            yield
-            return
         with uncollected():
             self._rendezvous.barrier()
             yield
@@ -313,9 +308,7 @@ class Communicator:
         field `wgs` is filled here."""
         loaded = self._loaded(op, params)
         params["wgs"] = workgroups = self.workgroups * loaded.wgs_per_unit
-        self.device.wait_for_caller()
-        loaded.launch(params, workgroups)
-        self.device.caller_waits()
+        self.device.in_order(loaded.prepare(params), workgroups)
 
     def _loaded(self, op: str, params: np.ndarray) -> Kernel:
         self._check_usable(op)
@@ -327,16 +320,14 @@ class Communicator:
             )
         return loaded
 
-    def _fill_counters(self, counters: np.ndarray, words: int) -> None:
+    def _counters(self, words: int) -> tuple[int, int, int]:
+        """The fields of Counters, for a launch that uses so many words of a set."""
         memory = self._local.get("counters")
         if memory is None or memory.nbytes < 8 * words:
             self.local("counters", 8 * max(words, 4096))  # new memory is zeroed: both sets are clear
-            self._counters_used = 0
-        per_set = self._local["counters"].nbytes // 8
-        counters["sets"] = self._local["counters"].address
-        counters["per_set"] = per_set
-        counters["to_clear"] = self._counters_used
-        self._counters_used = words
+            memory, self._counters_used = self._local["counters"], 0
+        to_clear, self._counters_used = self._counters_used, words
+        return memory.address, memory.nbytes // 8, to_clear
 
     def synchronize(self) -> None:
         """Waits until everything launched has ended; raises WaitError when it gave up."""

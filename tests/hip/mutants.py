@@ -125,11 +125,11 @@ def units_by_attributes(patch: Patch) -> None:
 
 
 def no_wait_for_the_caller(patch: Patch) -> None:
-    patch.setattr(CupyDevice, "wait_for_caller", lambda self: None)
+    patch.setattr(CupyDevice, "_after", lambda self, caller: None)
 
 
 def no_wait_for_the_kernel(patch: Patch) -> None:
-    patch.setattr(CupyDevice, "caller_waits", lambda self: None)
+    patch.setattr(CupyDevice, "_before", lambda self, caller: None)
 
 
 # -- kernels
