@@ -38,8 +38,8 @@ DEVICE inline void dequantize_lines(Vec16* to, u32 ld, const MxLines& from, cons
   for (u32 i = target::lane(); i < all; i += target::lanes()) {
     const u32 line = s.begin + i / words, word = i % words, step = word / 8;
     const Vec16 codes = target::read(from.elements + (u64)line * from.pitch + word);
-    const u32 four = target::read((const u32*)from.scales + (u64)step * from.ld + line);
-    const float scale = scale_value(four >> word % 8 / 2 * 8 & 255);
+    const u64 two_lines = target::read((const u64*)from.scales + ((u64)step * from.ld + line) / 2);
+    const float scale = scale_value(two_lines >> (line % 2 * 32 + word % 8 / 2 * 8) & 255);
     Vec16* at = to + ((u64)line * ld + word * 16) / 8;
 #pragma unroll
     for (u32 j = 0; j < 2; j++) {
