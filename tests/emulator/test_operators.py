@@ -60,9 +60,12 @@ class EmulatedKernel(Kernel):
         with _lock:
             self.module = module(op)
 
-    def launch(self, params: np.ndarray, workgroups: int, operands: Sequence[Matrix] = ()) -> None:
-        name = f"{self.op}_main"
-        self.node.launch(emulator.Launch(self.module, name, workgroups, 512, params.tobytes(), self.rank), self.rank)
+    def prepare(self, params: np.ndarray, operands: Sequence[Matrix] = ()) -> Callable[[int], None]:
+        def launch(workgroups: int) -> None:
+            name, given = f"{self.op}_main", params.tobytes()
+            self.node.launch(emulator.Launch(self.module, name, workgroups, 512, given, self.rank), self.rank)
+
+        return launch
 
 
 @pytest.fixture
