@@ -51,15 +51,12 @@ class CudaKernel(CupyKernel):
             self._check_boxes(operands, int(params["tile_n"][0]))
         struct = self._encode(tuple(operands))
         arguments = (ctypes.c_void_p * 2)(params.ctypes.data, struct.ctypes.data)
-        function, threads, shared, stream = (
-            self._function.ptr,
-            self.threads,
-            self._shared_bytes,
-            self._device.stream.ptr,
-        )
+        number, pointer = ctypes.c_uint, ctypes.c_void_p  # made once: ctypes takes its time for each
+        one, function, stream = number(1), pointer(self._function.ptr), pointer(self._device.stream.ptr)
+        rest = (one, one, number(self.threads), one, one, number(self._shared_bytes), stream, arguments, None)
 
         def begin(workgroups: int, _keep: object = (params, struct)) -> None:
-            status = launch(function, workgroups, 1, 1, threads, 1, 1, shared, stream, arguments, None)
+            status = launch(function, workgroups, *rest)
             if status:
                 raise GpuError(f"{self.op}: cuLaunchKernel gives error {status} for {workgroups} workgroups", status)
 

@@ -96,6 +96,8 @@ class CupyKernel(Kernel):
                 f"one of {self.params_bytes}; kernel and package are not of the same version"
             )
         most, begin = device.max_workgroups * self.wgs_per_unit, self._bind(params, operands)
+        refuse_capture, stream = device.refuse_capture, device.stream
+        explained = device.explained(f"launching {self.op} in workgroups of {self.threads} threads")
 
         def launch(workgroups: int) -> None:
             if not 1 <= workgroups <= most:
@@ -103,8 +105,8 @@ class CupyKernel(Kernel):
                     f"{self.op}: {workgroups} workgroups, want 1 to {most}: all must be resident at once on "
                     f"{device.describe()}"
                 )
-            device.refuse_capture(device.stream, "the device's stream")
-            with device.explained(f"launching {self.op} with {workgroups} workgroups of {self.threads} threads"):
+            refuse_capture(stream, "the device's stream")
+            with explained:
                 begin(workgroups)
 
         return launch

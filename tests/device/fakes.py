@@ -70,9 +70,10 @@ class Fake:
         """What device/cuda.py asks of the driver itself."""
 
         def launch(function, x, y, z, threads, ty, tz, shared, stream, arguments, extra):
-            assert function == 0xF00 and y == z == ty == tz == 1 and extra is None
+            assert function.value == 0xF00 and extra is None
+            assert all(one.value == 1 for one in (y, z, ty, tz))
             params = ctypes.string_at(arguments[0], 8)
-            self.note("launch", self.current_device, (x,), (threads,), params, shared, stream)
+            self.note("launch", self.current_device, (x,), (threads.value,), params, shared.value, stream.value)
             return 0
 
         return SimpleNamespace(cuLaunchKernel=launch)
@@ -84,6 +85,9 @@ class Fake:
 
         class Runtime:
             is_hip = self.is_hip
+
+            def getDevice(self):
+                return fake.current_device
 
             def getDeviceCount(self):
                 fake.note("getDeviceCount")
