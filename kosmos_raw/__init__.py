@@ -17,7 +17,8 @@ from .ops.ag_gemm_grads import ag_gemm_grads
 from .ops.bulk_ag import bulk_ag
 from .ops.bulk_rs import bulk_rs, gemm_wgrad
 from .ops.gemm_rs import gemm_rs
-from .ops.moe_forward import MoELayer, MoESaved
+from .ops.moe_forward import MoELayer
+from .ops.moe_saved import MoESaved
 from .ops.moe_weights import MoEWeights
 from .ops.quantize import MxArray, quantize_mxfp8
 from .plan.moe.config import MoEConfig

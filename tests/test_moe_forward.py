@@ -14,6 +14,10 @@ from kosmos_raw.checks import moe
 from kosmos_raw.checks.validate import merge
 from kosmos_raw.cli.validate_moe import LARGEST
 from kosmos_raw.device.base import Tile
+from kosmos_raw.numerics import near
+from kosmos_raw.numerics.moe.layer import forward, lift
+from kosmos_raw.numerics.moe.layout import exchange, row_of_slot, send_list
+from kosmos_raw.numerics.tolerance import compare
 from kosmos_raw.ops.moe_weights import bf16_parts, interleaved, separated
 from kosmos_raw.plan.moe.config import MoEConfig, models
 from kosmos_raw.plan.moe.forward import POLICIES, Crews, plan_moe_forward
@@ -155,6 +159,82 @@ def test_rows_that_are_pulled_lie_at_one_place_on_all_ranks() -> None:
     launch(work, ranks=2, mode="threads", device="cpu", timeout_s=20)
 
 
+def saved_of(comm, config: MoEConfig) -> dict[str, np.ndarray | None]:
+    case = moe.MoeCase(config, (70, 0, 41))
+    weights = moe.own_weights(case, case.inputs(0).weights, comm.rank, np)
+    rings = case.rings_for(comm.kernel("moe_forward").tile)
+    layer = kr.MoELayer(comm, config, weights, tokens=70, rings=rings, pad=8, strided=False)
+    x = case.inputs(0).x[comm.rank].astype(ml_dtypes.bfloat16)
+    _, saved = layer.forward(x)
+    names = (
+        "logits scores experts weights counts group_start send_base tile_base tile_rows expert_of_row sources_of_row"
+    )
+    names += " send_list row_of_slot received pre combine shared_pre shared_y shared_gate"
+    found = {name: getattr(saved, name) for name in names.split()}
+    found = {name: None if a is None else np.array(a) for name, a in found.items()}
+    layer.forward(x)
+    with pytest.raises(kr.KosmosError, match="forward 1 of the layer had saved was overwritten by forward 2"):
+        _ = saved.pre
+    return found | {"tile_m": np.array(layer.plan.tile.m)}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SMALL,
+        MoEConfig(64, 16, 7, 2, score="sigmoid", expert_bias=True, shared_width=16, gated_shared=True),
+        MoEConfig(64, 16, 6, 1, normalise=False, weight_on="input", score="sigmoid"),
+    ],
+    ids=["small", "gated shared", "weighted inputs"],
+)
+def test_what_is_saved_for_the_backward(config: MoEConfig) -> None:
+    """Places exactly, rows within their bounds, by the oracle's own layout."""
+    every = launch(saved_of, config, ranks=3, mode="threads", device="cpu")
+    given = moe.MoeCase(config, (70, 0, 41)).inputs(0)
+    tile_m = int(every[0]["tile_m"])
+    ids, weights = ([saved[name] for saved in every] for name in ("experts", "weights"))
+    there = exchange(config, given.x, given.weights, ids, weights, tile_m, pad=8)
+    layout = there.layout
+    for rank, saved in enumerate(every):
+        assert (saved["counts"] == layout.counts).all() and (saved["send_base"] == layout.send_base).all()
+        assert (saved["group_start"] == np.concatenate([layout.group_start, [layout.padded.sum(0)]])).all()
+        assert (saved["tile_base"] == layout.tile_base).all() and saved["tile_rows"] == layout.tile_rows(rank)
+        assert (saved["row_of_slot"] == row_of_slot(ids[rank])).all()
+        token, slot = send_list(ids[rank])
+        assert (saved["send_list"] == token * config.top_k + slot).all()
+        rows, source = int(saved["tile_rows"]), layout.rows_at(rank)[0].reshape(-1, tile_m)
+        assert (saved["sources_of_row"][:rows] == [sum(1 << q for q in set(s) - {-1}) for s in source]).all()
+        # rows: of x exactly; what is made of them, within the oracle's bounds
+        f = forward(config, *lift(given.x[rank], given.weights), ids=ids[rank])
+        for name in ("logits", "scores"):
+            assert compare(saved[name], getattr(f.routing, name).value, getattr(f.routing, name).error).passed, name
+        combine = saved["combine"].view(ml_dtypes.bfloat16).astype(float)[saved["row_of_slot"].astype(int)]
+        assert compare(combine, f.y.value, f.y.error).passed
+        received = saved["received"].view(ml_dtypes.bfloat16).astype(float)
+        pre = separated(np, saved["pre"].view(ml_dtypes.bfloat16).astype(float), config.expert_width)
+        for e in config.experts_of(rank, 3):
+            at = layout.expert_rows(e)
+            assert (saved["expert_of_row"][at.start // tile_m : -(-at.stop // tile_m)] == e).all()
+            rounds = 2.0**-8 if config.weight_on == "input" else 0.0
+            assert (abs(received[at] - there.received[rank][at]) <= rounds * abs(received[at])).all()
+            got = near.Near.of(received[at])
+            for half, mine in enumerate(pre):
+                w = given.weights.gate_up[e][half * config.expert_width :][: config.expert_width]
+                want = near.bf16(got @ near.Near.of(w).T)
+                assert compare(mine[at], want.value, want.error).passed
+        assert (saved["shared_y"] is not None) == bool(config.shared_width)
+        if config.shared_width:
+            assert compare(
+                saved["shared_y"].view(ml_dtypes.bfloat16).astype(float), f.shared_y.value, f.shared_y.error
+            ).passed
+            shared = separated(np, saved["shared_pre"].view(ml_dtypes.bfloat16).astype(float), config.shared_width)
+            for mine, want in zip(shared, (f.shared.g, f.shared.u), strict=True):
+                assert compare(mine, want.value, want.error).passed
+        if config.gated_shared:
+            sigmoid = 1 / (1 + np.exp(-saved["shared_gate"].astype(float)))
+            assert np.allclose(sigmoid, f.shared_weight.value, rtol=1e-4)
+
+
 REFUSED = [
     ({"rings": (2, 1, 2, 3, 2)}, "h_slots is 3, want 4 or more"),
     ({"rings": (2, 0, 1, 2, 2)}, "x_slots is 1, want 2"),
@@ -231,14 +311,19 @@ def test_the_plan_counts_the_words_that_the_headers_do(tmp_path) -> None:
           out[1] = w.pulled(rows) - w.head(0);
           out[2] = (char*)(w.freed(0, MAX_RANKS - 1, rows - 1) + 1) - (char*)&signals;
           out[3] = target::GATED;
+          const MoeLayout& l = p.layout;
+          const unsigned at[] = {{0, l.counts_at(), l.starts_at(), l.bases_at(), l.tile_bases_at(), l.strides_at(),
+                                 l.experts_at(), l.sources_of_at(), l.moves_end_at(), l.sends_end_at(), l.moves_at(), l.sends_at()}};
+          for (unsigned i = 0; i < 12; i++) out[4 + i] = at[i];
         }}"""
     )
     library = ctypes.CDLL(str(zig.shared_library(source)))
     for ranks, tokens, pad in ((1, 1, 1), (3, 1000, 8), (8, 5000, 32)):
         plan = plan_moe_forward(SMALL, ranks, tokens, Tile(96, 96), 4, pad=pad)
-        t, out = plan.tables, (ctypes.c_uint * 4)()
+        t, out = plan.tables, (ctypes.c_uint * 16)()
         library.words(out, ranks, SMALL.experts, t.row_cap, t.move_cap, t.send_cap, tokens, 96)
-        assert list(out) == [plan.table_words, plan.counter_words(tokens), plan.signal_bytes, 16]
+        assert list(out[:4]) == [plan.table_words, plan.counter_words(tokens), plan.signal_bytes, 16]
+        assert out[4:] == [first for first, _ in plan.table_arrays.values()]
 
 
 def test_gate_and_up_alternate() -> None:

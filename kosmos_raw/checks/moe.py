@@ -18,7 +18,8 @@ from ..numerics.moe import generators
 from ..numerics.moe.judge import judge_forward
 from ..numerics.moe.layer import Weights, forward, lift
 from ..numerics.tolerance import Comparison, compare
-from ..ops.moe_forward import MoELayer, MoESaved
+from ..ops.moe_forward import MoELayer
+from ..ops.moe_saved import MoESaved
 from ..ops.moe_weights import MoEWeights
 from ..plan.moe.config import MoEConfig
 from ..plan.moe.forward import plan_moe_forward

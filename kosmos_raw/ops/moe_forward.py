@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -15,28 +14,8 @@ from ..plan.moe.forward import LANES, OP, Crews, MoeForwardPlan, plan_moe_forwar
 from ..plan.moe.sizes import Rings
 from ..ranks.communicator import Communicator
 from .arguments import as_matrix, local_operand, result, symmetric_operand
+from .moe_saved import MoESaved
 from .moe_weights import MoEWeights, Prepared, parts_of, refuse_extra
-
-
-@dataclass(frozen=True)
-class MoESaved:
-    """What a forward has left of its way, until the layer's next one. Arrays of the device."""
-
-    layer: MoELayer
-    x: Any  # [T, H] bf16, as it was given
-    logits: Any  # [T, experts] float32; None where choices and weights were given
-    choices: Any  # [T, top_k] uint64: expert, weight << 32
-    aux_loss: Any  # [] float32
-
-    @property
-    def experts(self) -> Any:
-        """[T, top_k] int32, in the order in which they are folded."""
-        return (self.choices & 0xFFFFFFFF).astype(np.int32)
-
-    @property
-    def weights(self) -> Any:
-        """[T, top_k] float32."""
-        return (self.choices >> 32).astype(np.uint32).view(np.float32)
 
 
 class MoELayer:
@@ -64,6 +43,7 @@ class MoELayer:
     """
 
     _numbers = count()
+    forwards = 0  # so many so far
 
     def __init__(
         self,
@@ -156,7 +136,8 @@ class MoELayer:
         self.comm.launch(OP, params, call, plan.counter_words(tokens), self._operands(params, tokens))
         if not direct:
             out.view(np.uint16)[...] = self._array("out", tuple(x.shape), np.uint16)
-        return out, self._saved(x, given)
+        self.forwards += 1
+        return out, MoESaved(self, x, given, params, self.forwards)
 
     def close(self) -> None:
         """Gives the layer's part of the arena back. Collective; no launch may be under way."""
@@ -299,15 +280,6 @@ class MoELayer:
             (w["shared_down"], c.hidden if plan.shared_width else 0, plan.shared_width, n),
         ]
         return [Matrix(int(at), lines, width, width, high) for at, lines, width, high in read if lines and width]
-
-    def _saved(self, x: Any, given: str) -> MoESaved:
-        tokens, c, plan = x.shape[0], self.config, self.plan
-        logits = None
-        if given != "experts_and_weights":
-            columns = plan.router_rows(False) * plan.router_parts
-            logits = self._array("logits", (tokens, columns), np.float32)[:, : c.experts]
-        aux = self._array("aux_loss", (2,), np.float32)[1]
-        return MoESaved(self, x, logits, self._array("choices", (tokens, c.top_k), np.uint64), aux)
 
     def _room(self, name: str) -> int:
         return self.comm.local(f"{self._name}.{name}", max(16, self._bytes[name]))

@@ -46,8 +46,9 @@ def interleaved(xp: Any, gate_up: Any, padded: int) -> Any:
 
 def separated(xp: Any, mixed: Any, width: int) -> tuple[Any, Any]:
     """(gate, up), [..., width] each, of the last axis of what `interleaved` weights have made."""
-    blocks = mixed.reshape(*mixed.shape[:-1], -1, 2, GATED)
-    return tuple(blocks[..., part, :].reshape(*mixed.shape[:-1], -1)[..., :width] for part in range(2))  # type: ignore[return-value]
+    *lead, both = mixed.shape
+    blocks = mixed.reshape(*lead, both // (2 * GATED), 2, GATED)
+    return tuple(blocks[..., part, :].reshape(*lead, both // 2)[..., :width] for part in range(2))  # type: ignore[return-value]
 
 
 def bf16_parts(w: np.ndarray) -> list[np.ndarray]:

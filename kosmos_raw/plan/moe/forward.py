@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 
 from ...build.params import MAX_RANKS, MOE_SIGNALS, MOE_SIGNALS_ROW
 from ...device.base import Tile
@@ -132,10 +133,22 @@ class MoeForwardPlan:
     # -- memory
 
     @property
+    def table_arrays(self) -> dict[str, tuple[int, tuple[int, ...]]]:
+        """First word and shape of each of the plan's tables (hip_kernels/schedule/moe_layout.h lists them)."""
+        t, e, arrays, first = self.tables, self.config.experts, {}, 0
+        shapes: dict[str, tuple[int, ...]] = {"head": (HEAD_WORDS,), "counts": (self.ranks, e)}
+        shapes |= {"starts": (self.ranks + 1, e), "bases": (self.ranks, e), "tile_bases": (e,), "strides": (e,)}
+        shapes |= dict.fromkeys(("experts", "sources_of", "moves_end", "sends_end"), (t.row_cap,))
+        for name, shape in (shapes | {"moves": (t.move_cap,), "sends": (t.send_cap,)}).items():
+            arrays[name] = first, shape
+            first += prod(shape)
+        return arrays
+
+    @property
     def table_words(self) -> int:
-        """hip_kernels/schedule/moe_layout.h lists them."""
-        t, e = self.tables, self.config.experts
-        return HEAD_WORDS + (3 * self.ranks + 1) * e + 2 * e + 4 * t.row_cap + t.move_cap + t.send_cap
+        """Of all of them."""
+        first, shape = self.table_arrays["sends"]
+        return first + prod(shape)
 
     def counter_words(self, tokens: int) -> int:
         """Of one counter set, with so many tokens on this rank (hip_kernels/schedule/moe_params.h)."""
