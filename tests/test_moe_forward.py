@@ -313,7 +313,8 @@ def test_the_plan_counts_the_words_that_the_headers_do(tmp_path) -> None:
           out[3] = target::GATED;
           const MoeLayout& l = p.layout;
           const unsigned at[] = {{0, l.counts_at(), l.starts_at(), l.bases_at(), l.tile_bases_at(), l.strides_at(),
-                                 l.experts_at(), l.sources_of_at(), l.moves_end_at(), l.sends_end_at(), l.moves_at(), l.sends_at()}};
+                                 l.experts_at(), l.sources_of_at(), l.moves_end_at(), l.sends_end_at(),
+                                 l.moves_at(), l.sends_at()}};
           for (unsigned i = 0; i < 12; i++) out[4 + i] = at[i];
         }}"""
     )

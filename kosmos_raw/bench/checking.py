@@ -13,13 +13,13 @@ from ..plan.shapes import round_up
 CHECKED_ROWS = 64  # of a result are compared with float64
 
 
-def normal(xp: Any, lines: int, elements: int) -> Any:
-    """Standard normal bf16 bits, lines padded with zeros to 8 elements."""
+def normal(xp: Any, lines: int, elements: int, deviation: float = 1.0) -> Any:
+    """Normal bf16 bits, lines padded with zeros to 8 elements."""
     out = xp.zeros((lines, round_up(elements, 8)), np.uint16)
     step = max(1, (1 << 26) // max(1, elements))
     for i in range(0, lines if elements else 0, step):
         n = min(step, lines - i)
-        out[i : i + n, :elements] = narrow(xp.random.standard_normal((n, elements), np.float32))
+        out[i : i + n, :elements] = narrow(xp.random.standard_normal((n, elements), np.float32) * np.float32(deviation))
     return out
 
 

@@ -11,7 +11,8 @@ import csv
 import importlib
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -69,21 +70,28 @@ def run(
 ) -> list[OpRow]:
     """Measures every operator and shape of `todo` with its variants, by name. Every rank calls it; results are alike on
     all. `repeats`: calls whose bits must be equal."""
+    with torch_group(comm, port) as (torch, dist):
+        importlib.import_module("torch.distributed._symmetric_memory")
+        rows = []
+        for op, shape in todo:
+            problem = PROBLEMS[op](comm, torch, dist, shape, seed)
+            rows.append(_measure(problem, {PLANNED: {}} | dict(variants.get(op, {})), rounds, repeats))
+            problem.free()
+        return rows
+
+
+@contextmanager
+def torch_group(comm: Communicator, port: int) -> Iterator[tuple[Any, Any]]:
+    """PyTorch and its process group of the same ranks, on the communicator's stream."""
     torch, dist = importlib.import_module("torch"), importlib.import_module("torch.distributed")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(comm.rank), WORLD_SIZE=str(comm.ranks))
     torch.cuda.set_device(comm.device.index)
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     dist.init_process_group("nccl", device_id=torch.device("cuda", comm.device.index))
-    importlib.import_module("torch.distributed._symmetric_memory")
     try:
         with comm.device.stream:  # type: ignore[attr-defined]  # everybody on one stream
             torch.cuda.set_stream(torch.cuda.ExternalStream(comm.device.stream.ptr))  # type: ignore[attr-defined]
-            rows = []
-            for op, shape in todo:
-                problem = PROBLEMS[op](comm, torch, dist, shape, seed)
-                rows.append(_measure(problem, {PLANNED: {}} | dict(variants.get(op, {})), rounds, repeats))
-                problem.free()
-            return rows
+            yield torch, dist
     finally:
         dist.destroy_process_group()
 
@@ -127,11 +135,15 @@ def _beside(torch: Any, stream: Any, collective: Callable[[], None], multiply: C
 
 
 def alternate(
-    comm: Communicator, variants: Mapping[str, Callable[[], Any]], rounds: int, start_together: Callable[[str], None]
+    comm: Communicator,
+    variants: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    start_together: Callable[[str], None],
+    modes: Mapping[str, int] = MODES,
 ) -> dict[tuple[str, str], list[float]]:
     """Milliseconds a call of the slowest rank, for each variant and mode one value a round."""
     device, order = comm.device, random.Random(0)  # the same order on all ranks
-    todo = [(name, mode) for name in variants for mode in MODES]
+    todo = [(name, mode) for name in variants for mode in modes]
     samples: dict[tuple[str, str], list[float]] = {key: [] for key in todo}
     for round_ in range(rounds + 2):  # the first two warm up
         order.shuffle(todo)
@@ -141,9 +153,9 @@ def alternate(
             comm.barrier()
             start_together(mode)
             start = device.record()  # type: ignore[attr-defined]
-            for _ in range(MODES[mode]):
+            for _ in range(modes[mode]):
                 variants[name]()
-            mine.append(device.elapsed_ms(start, device.record()) / MODES[mode])  # type: ignore[attr-defined]
+            mine.append(device.elapsed_ms(start, device.record()) / modes[mode])  # type: ignore[attr-defined]
         for key, times in zip(todo, zip(*comm.allgather(mine), strict=True), strict=True):
             if round_ >= 2:
                 samples[key].append(max(times))

@@ -75,8 +75,7 @@ def arena_bytes(case: MoeCase, tile: Tile) -> int:
         plan_moe_forward(case.config, case.ranks, max(case.tokens), tile, 4, rings=r, pad=case.pad, pull=case.pull)
         for r in sizes
     ]
-    each = [p.x_bytes + p.combine_bytes + p.tokens * case.config.top_k * 8 for p in plans]
-    return sum(each) + max(case.tokens) * case.config.hidden * 2 + plans[0].counts_bytes * 2 + (1 << 20)
+    return sum(p.arena_bytes for p in plans)
 
 
 def own_weights(case: MoeCase, w: Weights, rank: int, xp: Any) -> MoEWeights:

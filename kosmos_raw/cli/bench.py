@@ -12,8 +12,9 @@ from typing import Any
 from ..bench import cpu_gemm, cuda_gemm, cuda_ops, plot, quantize
 from ..bench.llama3 import COLUMN, LAYERS, ROW, Shape, rows_moved, shape
 from ..checks.operators import CHECKED
+from ..plan.moe.forward import OP as MOE_FORWARD
 from ..ranks.launch import launch
-from . import bench_policies
+from . import bench_moe, bench_policies
 from .shared import print_json, table
 
 CPU_SHAPES = "512,512,512 1024,1024,1024"
@@ -27,12 +28,13 @@ QUANTIZE_SHAPES = {"cpu": "2048,4096", "cuda": "8192,8192 16384,8192 8192,28672"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
-        choices=("gemm", *CHECKED, "all", "quantize", "policies"),
+        choices=("gemm", *CHECKED, "all", MOE_FORWARD, "quantize", "policies"),
         help="gemm: the tile alone, driven by the schedule on one rank; an operator, or all of them: on all ranks, "
-        "beside NCCL + cuBLAS and asynchronous TP; quantize: to MXFP8, beside a copy of as many bytes; policies: an "
-        "operator under every policy and queue order",
+        "beside NCCL + cuBLAS and asynchronous TP; moe_forward: the layers of nine models beside an unfused one; "
+        "quantize: to MXFP8, beside a copy of as many bytes; policies: an operator under every policy and queue order",
     )
     bench_policies.add_arguments(parser)
+    bench_moe.add_arguments(parser)
     parser.add_argument("--ranks", type=int, default=2, help="of operators and policies (default: 2)")
     parser.add_argument(
         "--variants", help="operators: what to measure besides the planned call, like 'movers=8 gemm_rs:transport=pull'"
@@ -57,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
         return bench_policies.run(args, _shapes(args) if args.shapes or args.device == "cuda" else None)
     if args.device == "emulated":
         raise ValueError(f"bench {args.what}: the emulator's time says nothing of a GPU; take --device cpu or cuda")
+    if args.what == MOE_FORWARD:
+        return bench_moe.run(args, _variants(args.variants, MOE_FORWARD))
     if args.what == "quantize":
         return _quantize(args)
     if args.what != "gemm":

@@ -12,7 +12,7 @@ from ..device.base import Matrix
 from ..plan.moe.config import MoEConfig
 from ..plan.moe.forward import LANES, OP, Crews, MoeForwardPlan, plan_moe_forward
 from ..plan.moe.sizes import Rings
-from ..ranks.communicator import Communicator
+from ..ranks.communicator import POISON, Communicator
 from .arguments import as_matrix, local_operand, result, symmetric_operand
 from .moe_saved import MoESaved
 from .moe_weights import MoEWeights, Prepared, parts_of, refuse_extra
@@ -140,9 +140,15 @@ class MoELayer:
         return out, MoESaved(self, x, given, params, self.forwards)
 
     def close(self) -> None:
-        """Gives the layer's part of the arena back. Collective; no launch may be under way."""
+        """Gives the layer's memory back. Collective; no launch may be under way."""
         for array in (self._x_ring, self._combine, self._list):
             self.comm.free(array)
+        self.comm.forget(f"{self._name}.")
+
+    def poison(self) -> None:
+        """Fills what Communicator.poison leaves alone of the layer's memory with NaNs: what peers write into."""
+        for array in (self._x_ring, self._combine, self._list):
+            self.comm.device.fill(self.comm.device.address_of(array), array.nbytes, POISON)
 
     # -- what a call is made of
 

@@ -175,6 +175,12 @@ class Communicator:
             memory = self._local[name] = self.device.allocate(nbytes)
         return memory.address
 
+    def forget(self, prefix: str) -> None:
+        """Frees the memory of `local` whose names begin so. No launch may use it any more."""
+        self.device.synchronize()
+        for name in [name for name in self._local if name.startswith(prefix)]:
+            self.device.free(self._local.pop(name))
+
     def symmetric_region(self, name: str, nbytes: int, op: str) -> tuple[int, int]:
         """Offset and bytes of at least `nbytes` that operators keep in every rank's arena under `name`.
 

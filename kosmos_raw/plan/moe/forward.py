@@ -164,6 +164,12 @@ class MoeForwardPlan:
         return round_up(self.ranks * self.config.experts * 8, 16)
 
     @property
+    def arena_bytes(self) -> int:
+        """Of every rank's arena, that the layer takes; rounded up generously."""
+        rows = self.tokens * self.config.top_k * 8 + self.tokens * self.config.hidden * 2 * self.pull
+        return self.x_bytes + self.combine_bytes + rows + 2 * self.counts_bytes + (1 << 20)
+
+    @property
     def x_bytes(self) -> int:
         return self.rings.x_slots * self.tile.m * self.config.hidden * 2
 

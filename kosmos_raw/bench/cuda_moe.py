@@ -1,0 +1,288 @@
+"""moe_forward on CUDA GPUs beside an unfused layer (moe_peer.py): nine models, with as many experts a GPU as in EP 8.
+
+One process and one GPU a rank; weights and tokens are made on the device. The results are compared on poisoned memory
+before anything is timed; then all variants run in each round, in shuffled order, on the same data.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from ..numerics.bf16 import widen
+from ..ops.moe_forward import MoELayer
+from ..ops.moe_weights import MoEWeights
+from ..plan.moe.config import MoEConfig
+from ..plan.moe.forward import Crews
+from ..ranks.communicator import POISON, Communicator
+from .checking import normal
+from .cuda_ops import PLANNED, Options, alternate, torch_group
+from .moe_peer import MoePeer, PeerWeights
+
+UNFUSED, KNOWN, PRODUCTS = "unfused", "unfused, sizes known", "products alone"
+PEERS = (UNFUSED, KNOWN, PRODUCTS)
+EP = 8  # ranks of the paper, of which each has an equal part of a model's experts
+# Largest |ours - peer's| / (|peer's| + rms of its row), and norm of the difference over that of the result. Both round
+# pre, h, y and out to BF16, from sums in another order: off by 2^-8 now and then, of which a row of y collects some.
+ELEMENT_OFF, NORM_OFF = 2.0**-5, 2.0**-7
+SLEEP_CYCLES = {"single": 4_000_000, "steady": 16_000_000}  # 2 and 8 ms: a peer makes 50 launches
+MODES = {"single": 1, "steady": 5}  # calls between two events
+ROUTED_ALIKE = 0.99  # of the tokens: the others have keys that FP32 sums in another order turn round
+
+
+@dataclass
+class MoeRow:
+    """One model: milliseconds of the slowest rank, median over rounds, by (variant, mode)."""
+
+    model: str
+    ranks: int
+    tokens: int
+    hidden: int
+    expert_width: int
+    experts: int  # of all ranks
+    top_k: int
+    shared_width: int
+    largest_off: float  # of what ELEMENT_OFF allows
+    link_ms: float  # dispatch and combine of the rank with most of it, at the rate that was measured for pushes
+    ms: dict[tuple[str, str], float]
+    samples: dict[tuple[str, str], list[float]] = field(repr=False)
+    variants: tuple[str, ...] = (PLANNED,)  # ours
+
+    def summary(self) -> str:
+        times = ", ".join(f"{variant} ({mode}) {ms:.3f}" for (variant, mode), ms in sorted(self.ms.items()))
+        return f"{self.model}: at {self.largest_off:.2f} of what rounding allows; ms: {times}"
+
+    def tflops(self, variant: str, mode: str) -> float:
+        """Of a rank, in its products; the router is not counted."""
+        width = self.top_k * self.expert_width + self.shared_width
+        return 6 * self.tokens * self.hidden * width / self.ms[variant, mode] / 1e9
+
+    def over(self, peer: str, mode: str, variant: str = PLANNED) -> float:
+        return self.ms[peer, mode] / self.ms[variant, mode]
+
+    def of_bound(self, mode: str, variant: str = PLANNED) -> float:
+        """No call can be faster: link, or products as PyTorch makes them, whichever takes longer."""
+        return max(self.link_ms, self.ms[PRODUCTS, mode]) / self.ms[variant, mode]
+
+
+def config_for(model: str, ranks: int, scale: int = 1) -> MoEConfig:
+    """The model's layer with as many experts on each rank as with EP 8; its widths divided by `scale`."""
+    config = MoEConfig.named(model)
+    return replace(config.scaled(scale), experts=max(config.experts // EP, -(-config.top_k // ranks)) * ranks)
+
+
+def layer_options(options: Options) -> dict[str, Any]:
+    """Keyword arguments of MoELayer, of a variant like movers=8,senders=64,pull=1,policy=fixed."""
+    known = {"policy", "pull", "pad", "movers", "senders", "crew", "crew_tiles"}
+    if wrong := set(options) - known:
+        raise ValueError(f"bench moe_forward: variants of {', '.join(sorted(wrong))}, want {', '.join(sorted(known))}")
+    crews = {f.name: options[f.name] for f in fields(Crews) if f.name in options}
+    rest = {name: value for name, value in options.items() if name not in crews}
+    if "pull" in rest:
+        rest["pull"] = bool(rest["pull"])
+    if crews:
+        rest["crews"] = Crews(**{"movers": 0, "senders": 0} | crews)
+    return rest
+
+
+def run(
+    comm: Communicator,
+    todo: Sequence[tuple[str, MoEConfig]],
+    tokens: int,
+    variants: Mapping[str, Options],
+    port: int,
+    rounds: int = 5,
+    repeats: int = 5,
+    seed: int = 0,
+    path: Path | None = None,
+) -> list[MoeRow]:
+    """Measures every layer of `todo`, named. Every rank calls it; results are alike on all. `repeats`: calls whose bits
+    must be equal. `path`: gets the samples of all layers so far, after each; a line of each goes to stderr."""
+    with torch_group(comm, port) as (torch, dist):
+        rows = []
+        for model, config in todo:
+            problem = Problem(comm, torch, dist, model, config, tokens, seed)
+            rows.append(problem.measure({PLANNED: {}} | dict(variants), rounds, repeats))
+            problem.free()
+            if comm.rank == 0:
+                print(rows[-1].summary(), file=sys.stderr, flush=True)
+                if path:
+                    write_csv(rows, path)
+        return rows
+
+
+class Problem:
+    """One layer: data on this rank, ours and the peer's."""
+
+    def __init__(
+        self, comm: Communicator, torch: Any, dist: Any, model: str, config: MoEConfig, tokens: int, seed: int
+    ):
+        self.comm, self.torch, self.dist, self.model, self.config = comm, torch, dist, model, config
+        xp = self.xp = comm.device.xp
+        own = len(config.experts_of(comm.rank, comm.ranks))
+        H, width, S = config.hidden, config.expert_width, config.shared_width
+        xp.random.seed(seed)  # the same on all ranks, of what all have
+        self.router = normal(xp, config.experts + config.gated_shared, H, H**-0.5)
+        self.shared_gate_up = normal(xp, 2 * S, H, H**-0.5) if S else None
+        self.shared_down = normal(xp, H, S, S**-0.5) if S else None
+        self.bias = xp.random.uniform(-0.01, 0.01, config.experts, np.float32) if config.expert_bias else None
+        xp.random.seed(seed * 64 + 1 + comm.rank)
+        self.x = normal(xp, tokens, H)
+        self.gate_up = normal(xp, own * 2 * width, H, H**-0.5).reshape(own, 2 * width, H)
+        self.down = normal(xp, own * H, width, width**-0.5).reshape(own, H, width)
+        self.out = xp.empty((tokens, H), np.uint16)
+        self.layers: dict[str, MoELayer] = {}
+
+    def tensor(self, array: Any) -> Any:
+        if array is None or array.dtype == np.float32:
+            return None if array is None else self.torch.as_tensor(array, device="cuda")
+        return self.torch.as_tensor(array.view(np.int16), device="cuda").view(self.torch.bfloat16)
+
+    def make_layer(self, name: str, options: Options) -> None:
+        router, gate = self.router[: self.config.experts], None
+        if self.config.gated_shared:
+            gate = self.router[self.config.experts]
+        weights = MoEWeights(router, self.gate_up, self.down, self.shared_gate_up, self.shared_down, gate, self.bias)
+        layer = MoELayer(self.comm, self.config, weights, tokens=len(self.x), **layer_options(options))
+        for other in self.layers.values():
+            layer.weights = other.weights  # one copy is enough
+        self.layers[name] = layer
+        self.xp.get_default_memory_pool().free_all_blocks()
+
+    def make_peer(self, fold: str) -> MoePeer:
+        parts = (self.router, self.gate_up, self.down, self.shared_gate_up, self.shared_down, self.bias)
+        return MoePeer(self.torch, self.dist, self.config, PeerWeights(*map(self.tensor, parts)), fold)
+
+    def measure(self, variants: Mapping[str, Options], rounds: int, repeats: int) -> MoeRow:
+        for name, options in variants.items():
+            self.make_layer(name, options)
+        x, largest = self.tensor(self.x), self.check(repeats)
+        folds = {fold: self.make_peer(fold) for fold in MoePeer.FOLDS}
+        trial = self._alternate({fold: lambda peer=peer: peer(x) for fold, peer in folds.items()}, 1, {"single": 1})
+        peer = folds[min(folds, key=lambda fold: trial[fold, "single"][-1])]
+        sizes = peer.sizes(peer.route(x)[0].flatten())
+        todo: dict[str, Any] = {UNFUSED: lambda: peer(x), KNOWN: lambda: peer(x, sizes), PRODUCTS: peer.alone(x)}
+        for name, layer in self.layers.items():
+            todo[name] = lambda layer=layer: layer.forward(self.x, out=self.out)
+        samples = self._alternate(todo, rounds, MODES)
+        crossing = [n for q, n in enumerate(sizes.sent) if q != self.comm.rank]
+        most = max(self.comm.allgather(sum(crossing))) * self.config.hidden * 2
+        link, c = self.comm.device.link, self.config
+        assert link is not None
+        return MoeRow(
+            self.model, self.comm.ranks, len(self.x), c.hidden, c.expert_width, c.experts, c.top_k, c.shared_width,
+            largest, 2 * most / link.push / 1e6, {key: median(times) for key, times in samples.items()}, samples,
+            tuple(variants),
+        )  # fmt: skip
+
+    def _alternate(self, todo: Mapping[str, Any], rounds: int, modes: Mapping[str, int]) -> Any:
+        little = self.torch.zeros(1, device="cuda")
+
+        def start_together(mode: str) -> None:
+            self.torch.cuda._sleep(SLEEP_CYCLES[mode])  # meanwhile the host queues what follows
+            self.dist.all_reduce(little)
+
+        return alternate(self.comm, todo, rounds, start_together, modes)
+
+    def check(self, repeats: int) -> float:
+        """Every variant on poisoned memory: the first against the peer, with the choices that ours has made; all
+        others, and `repeats` calls of the first, against its bits. Returns how much of what is allowed is used.
+
+        Raises: ValueError when something is wrong.
+        """
+        what, first = f"bench moe_forward {self.model}", None
+        for name, layer in self.layers.items():
+            for _ in range(2 if first is not None else max(1, repeats)):
+                self.comm.poison()
+                layer.poison()
+                self.out[...] = POISON
+                _, saved = layer.forward(self.x, out=self.out)
+                self.comm.synchronize()
+                if first is None:
+                    first, ids, weights = self.out.copy(), saved.experts, saved.weights
+                elif different := int((self.out != first).sum()):
+                    raise ValueError(f"{what}, {name}: {different} elements differ from those of the first call")
+        peer, x = self.make_peer(MoePeer.FOLDS[0]), self.tensor(self.x)
+        as_tensor = self.torch.as_tensor
+        chosen = as_tensor(ids, device="cuda").long()
+        theirs = peer.route(x)[0]
+        alike = (theirs.sort(-1).values == chosen.sort(-1).values).all(-1)
+        if float(alike.float().mean()) < ROUTED_ALIKE:
+            raise ValueError(f"{what}: {int((~alike).sum())} of {len(x)} tokens choose other experts than the peer's")
+        wanted = self.xp.asarray(peer.careful(x, chosen, as_tensor(weights, device="cuda")))
+        return off(what, widen(first), wanted, self.xp)
+
+    def free(self) -> None:
+        self.comm.synchronize()
+        for layer in self.layers.values():
+            layer.close()
+        for name in list(vars(self)):
+            if name not in ("comm", "xp", "torch"):
+                delattr(self, name)
+        self.xp.get_default_memory_pool().free_all_blocks()
+        self.torch.cuda.empty_cache()
+
+
+def off(what: str, ours: Any, theirs: Any, xp: Any) -> float:
+    """How much of ELEMENT_OFF and NORM_OFF float32 results [T, H] use. Raises ValueError if more than there is, and of
+    what is no number."""
+    if not len(ours):
+        return 0.0
+    difference = abs(ours - theirs)
+    rms = xp.sqrt((theirs * theirs).mean(-1, keepdims=True))
+    used = difference / (abs(theirs) + rms) / ELEMENT_OFF
+    norm = float(xp.sqrt((difference * difference).sum() / (theirs * theirs).sum())) / NORM_OFF
+    largest = max(float(used.max()), norm)
+    if not largest <= 1:
+        at = tuple(int(i) for i in np.unravel_index(int(xp.nan_to_num(used, nan=np.inf).argmax()), used.shape))
+        raise ValueError(
+            f"{what}: differs from the peer's: {float(ours[at])} and {float(theirs[at])} at {at}, {largest:.3g} times "
+            f"what rounding allows (norm: {norm:.3g})"
+        )
+    return largest
+
+
+def write_csv(rows: Sequence[MoeRow], path: Path) -> None:
+    """Every sample, one a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow([*FIXED, "ours", "variant", "mode", "round", "ms"])
+        for row in rows:
+            values = asdict(row)
+            for (variant, mode), times in row.samples.items():
+                for i, ms in enumerate(times):
+                    ours = int(variant in row.variants)
+                    out.writerow([*(values[name] for name in FIXED), ours, variant, mode, i, f"{ms:.5f}"])
+
+
+FIXED = tuple(f.name for f in fields(MoeRow) if f.name not in ("ms", "samples", "variants"))
+
+
+def read_csv(path: Path) -> list[MoeRow]:
+    """What write_csv wrote."""
+    rows: dict[tuple[str, ...], MoeRow] = {}
+    with path.open() as file:
+        for line in csv.DictReader(file):
+            key = (line["model"], line["ranks"], line["tokens"])
+            if key not in rows:
+                values: dict[str, Any] = {name: int(line[name]) for name in FIXED[1:] if name in _WHOLE}
+                values |= {name: float(line[name]) for name in FIXED[1:] if name not in _WHOLE}
+                rows[key] = MoeRow(model=line["model"], ms={}, samples={}, variants=(), **values)
+            row = rows[key]
+            row.samples.setdefault((line["variant"], line["mode"]), []).append(float(line["ms"]))
+            if int(line["ours"]) and line["variant"] not in row.variants:
+                row.variants += (line["variant"],)
+    for row in rows.values():
+        row.ms = {key: median(times) for key, times in row.samples.items()}
+    return list(rows.values())
+
+
+_WHOLE = {f.name for f in fields(MoeRow) if f.type == "int"}
