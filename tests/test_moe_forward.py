@@ -107,8 +107,13 @@ def test_one_launch_a_call() -> None:
     def work(comm):
         layer, case = layer_of(comm)
         kernel, launches = comm.kernel("moe_forward"), []
-        launch_it = kernel.launch
-        kernel.launch = lambda *a: (launches.append(1), launch_it(*a))
+        prepare = kernel.prepare
+
+        def counted(*given):
+            start = prepare(*given)
+            return lambda *a: (launches.append(1), start(*a))
+
+        kernel.prepare = counted
         for n in (40, 0, 7):
             layer.forward(case.inputs(0).x[comm.rank][:n].astype(ml_dtypes.bfloat16))
         return len(launches)
@@ -310,7 +315,7 @@ def test_the_plan_counts_the_words_that_the_headers_do(tmp_path) -> None:
           out[0] = p.layout.words();
           out[1] = w.pulled(rows) - w.head(0);
           out[2] = (char*)(w.freed(0, MAX_RANKS - 1, rows - 1) + 1) - (char*)&signals;
-          out[3] = target::GATED;
+          out[3] = target::GATED + TOKEN_WORDS * 100 + MAX_GROUPS * 10000;
           const MoeLayout& l = p.layout;
           const unsigned at[] = {{0, l.counts_at(), l.starts_at(), l.bases_at(), l.tile_bases_at(), l.strides_at(),
                                  l.experts_at(), l.sources_of_at(), l.moves_end_at(), l.sends_end_at(),
@@ -323,7 +328,12 @@ def test_the_plan_counts_the_words_that_the_headers_do(tmp_path) -> None:
         plan = plan_moe_forward(SMALL, ranks, tokens, Tile(96, 96), 4, pad=pad)
         t, out = plan.tables, (ctypes.c_uint * 16)()
         library.words(out, ranks, SMALL.experts, t.row_cap, t.move_cap, t.send_cap, tokens, 96)
-        assert list(out[:4]) == [plan.table_words, plan.counter_words(tokens), plan.signal_bytes, 16]
+        assert list(out[:4]) == [
+            plan.table_words,
+            plan.counter_words(tokens),
+            plan.signal_bytes,
+            16 + 34 * 100 + 32 * 10000,
+        ]
         assert out[4:] == [first for first, _ in plan.table_arrays.values()]
 
 

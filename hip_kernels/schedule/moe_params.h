@@ -3,6 +3,7 @@
 #include "moe_layout.h"
 
 constexpr u32 MAX_SCANS = 8;
+constexpr u32 MAX_TEAM = 16, MAX_GROUPS = 2 * MAX_TEAM, TOKEN_WORDS = 2 + 2 * MAX_TEAM;  // work/route.h
 
 // Behind Signals, in the same memory: epochs again, one writer a slot. No shape moves a slot: whatever layers follow each
 // other, and whoever of them is ahead, nobody finds one signal in another one's place.
@@ -63,14 +64,14 @@ struct MoeParams {
   Vec16 *shared_pre, *shared_h, *shared_y;  // [tokens] [2 S], [S], [H]
   Vec16 *logits, *scores;     // [tokens][logit_ld], [tokens][experts rounded up to 4] fp32
   u64* choices;               // [tokens][top_k]: expert, weight << 32. The caller may give them, see Given
-  u64* token_scratch;         // [tokens][2] of TOPK
+  u64* token_scratch;         // [tokens][TOKEN_WORDS] of TOPK
   u64* places;                // [blocks][experts]: of a block, its rows; since SCAN, where they begin in the expert's list
   u64* aux_parts;             // [blocks][experts]: count, sum of scores << 32
   u64* aux_sums;              // [experts]: the same over all blocks
   u64* aux_loss;              // [1] fp32 << 32
   u64* list;                  // [tokens * top_k]: token * top_k + slot, by expert, then by token
   u64* row_of_slot;           // [tokens][top_k]: the inverse
-  u64* scan_room;             // [lanes] scratch of PLAN
+  u64* scan_room;             // [lanes, or ranks if they are more] scratch of PLAN
   MoeRouting routing;
   float clamp;                // of gate (above) and up (both sides) before SwiGLU; infinity: none
   u32 tokens, block;          // tokens of a block of TOPK, SORT and FOLD; divides tile_m

@@ -4,21 +4,21 @@
 #include "move.h"
 #include "moe_plan.h"
 
-// Rows of `words` words that follow each other at `to`. from(row) is where one lies, null for a row of zeros; change(row, v)
-// is made of each word. Several words of a lane are on their way at a time.
-template <class From, class Change>
-DEVICE inline void gather_rows(Vec16* to, u32 rows, u32 words, From from, Change change) {
+// Rows of `words` words that follow each other at `to`. key(row) says which row that is, NOBODY: one of zeros; from(key) where
+// it lies; change(key, v) is made of each word. Keys of all words that a lane has on their way are there before any word is
+// asked for: else each word would wait for the key of the next.
+template <class Key, class From, class Change>
+DEVICE inline void gather_rows(Vec16* to, u32 rows, u32 words, Key key, From from, Change change) {
   constexpr u32 BATCH = target::COPY_BATCH;
-  const u64 all = (u64)rows * words, step = target::lanes();
+  const u32 all = rows * words, step = target::lanes(), rows_a_step = step / words, columns_a_step = step % words;
   u32 row = target::lane() / words, column = target::lane() % words;
-  const u32 rows_a_step = target::lanes() / words, columns_a_step = target::lanes() % words;
-  for (u64 i = target::lane(); i < all; i += BATCH * step) {
+  for (u32 i = target::lane(); i < all; i += BATCH * step) {
+    u32 keys[BATCH], columns[BATCH];
     Vec16 v[BATCH];
 #pragma unroll
     for (u32 j = 0; j < BATCH; j++) {
-      v[j] = {};
-      if (i + j * step < all)
-        if (const Vec16* at = from(row)) v[j] = change(row, target::read(at + column));
+      keys[j] = i + j * step < all ? key(row) : NOBODY;
+      columns[j] = column;
       row += rows_a_step;
       column += columns_a_step;
       if (column >= words) {
@@ -27,8 +27,10 @@ DEVICE inline void gather_rows(Vec16* to, u32 rows, u32 words, From from, Change
       }
     }
 #pragma unroll
+    for (u32 j = 0; j < BATCH; j++) v[j] = keys[j] == NOBODY ? Vec16{} : target::read(from(keys[j]) + columns[j]);
+#pragma unroll
     for (u32 j = 0; j < BATCH; j++)
-      if (i + j * step < all) target::write(to + i + j * step, v[j]);
+      if (i + j * step < all) target::write(to + i + j * step, keys[j] == NOBODY ? v[j] : change(keys[j], v[j]));
   }
 }
 
@@ -57,12 +59,12 @@ struct MoeRows {
     const u32 tile = l.tile_of(e, v), k = p.routing.top_k, real = l.count(q, e), base = l.send_base(q, e);
     const MoeLayout::Rows rows = l.padded_rows_in(q, e, tile);
     Vec16* to = ring + (u64)(l.start(q, e) + rows.begin - tile * l.tile_m) * words;
-    const auto slot_of = [&](u32 row) { return (u32)target::read(list + base + rows.begin + row); };
     gather_rows(
         to, rows.end - rows.begin, words,
-        [&](u32 row) { return rows.begin + row < real ? x + (u64)(slot_of(row) / k) * words : nullptr; },
-        [&](u32 row, const Vec16& word) {
-          return weigh ? weighted(word, float_in(target::read(p.choices + slot_of(row)))) : word;
+        [&](u32 row) { return rows.begin + row < real ? (u32)target::read(list + base + rows.begin + row) : NOBODY; },
+        [&](u32 slot) { return x + (u64)(slot / k) * words; },
+        [&](u32 slot, const Vec16& word) {
+          return weigh ? weighted(word, float_in(target::read(p.choices + slot))) : word;
         });
   }
   DEVICE void dispatch(const Work& w) const {
@@ -83,22 +85,33 @@ struct MoeRows {
   }
 
   // A block of tokens: each one's rows by its weights, in the order of its choices, and the shared expert's; rounded once.
+  // Several rows of a lane are on their way at a time.
   DEVICE void fold(u32 b) const {
+    constexpr u32 BATCH = 8;
     const u32 begin = b * p.block, left = p.tokens - begin, n = left < p.block ? left : p.block, k = p.routing.top_k;
     const Vec16* rows = combine(p.g.rank);
     for (u32 i = target::lane(); i < n * words; i += target::lanes()) {
-      const u32 t = begin + i / words, column = i % words;
+      const u64 t = begin + i / words, at = t * words + i % words;
+      const Vec16 shared = p.S ? target::read(p.shared_y + at) : Vec16{};
       float sum[8] = {};
-      for (u32 j = 0; j < k; j++) {
-        const u64 slot = (u64)t * k + j;
-        const Vec16 y = target::read(rows + (u64)target::read(p.row_of_slot + slot) * words + column);
-        add(sum, y, p.routing.weigh_inputs ? 1.f : float_in(target::read(p.choices + slot)));
+      for (u32 first = 0; first < k; first += BATCH) {
+        u32 row[BATCH];
+        float weight[BATCH];
+        Vec16 y[BATCH];
+#pragma unroll
+        for (u32 j = 0; j < BATCH; j++) {
+          const u64 slot = t * k + first + j;
+          row[j] = first + j < k ? (u32)target::read(p.row_of_slot + slot) : NOBODY;
+          weight[j] = first + j < k && !p.routing.weigh_inputs ? float_in(target::read(p.choices + slot)) : 1.f;
+        }
+#pragma unroll
+        for (u32 j = 0; j < BATCH; j++) y[j] = row[j] == NOBODY ? Vec16{} : target::read(rows + (u64)row[j] * words + i % words);
+#pragma unroll
+        for (u32 j = 0; j < BATCH; j++)
+          if (row[j] != NOBODY) add(sum, y[j], weight[j]);
       }
-      if (p.S) {
-        const float gate = p.gate_column == NOBODY ? 1.f : sigmoid(float_at(p.logits, (u64)t * p.logit_ld + p.gate_column));
-        add(sum, target::read(p.shared_y + (u64)t * words + column), gate);
-      }
-      target::write(p.out + (u64)t * words + column, eight_bf16(sum));
+      if (p.S) add(sum, shared, p.gate_column == NOBODY ? 1.f : sigmoid(float_at(p.logits, t * p.logit_ld + p.gate_column)));
+      target::write(p.out + at, eight_bf16(sum));
     }
   }
   DEVICE static void add(float (&sum)[8], const Vec16& y, float weight) {

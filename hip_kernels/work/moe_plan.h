@@ -3,7 +3,7 @@
 #include "../schedule/moe_params.h"
 #include "route.h"
 
-// put(i, sum of get(0 .. i - 1)) for i < n. Returns the sum of all. `room`: a word a lane.
+// put(i, sum of get(0 .. i - 1)) for i < n, which says get(i) again. Returns the sum of all. `room`: a word a lane.
 template <class Get, class Put> DEVICE inline u32 scan_lanes(u64* room, u32 n, Get get, Put put) {
   const u32 lanes = target::lanes(), each = (n + lanes - 1) / lanes, lane = target::lane();
   const u32 begin = lane * each < n ? lane * each : n, end = begin + each < n ? begin + each : n;
@@ -11,15 +11,13 @@ template <class Get, class Put> DEVICE inline u32 scan_lanes(u64* room, u32 n, G
   for (u32 i = begin; i < end; i++) own += get(i);
   target::write(room + lane, (u64)own);
   target::barrier();
+#pragma unroll 8
   for (u32 j = 0; j < lanes; j++) {
     const u32 sum = (u32)target::read(room + j);
     before += j < lane ? sum : 0;
     all += sum;
   }
-  for (u32 i = begin; i < end; i++) {
-    put(i, before);
-    before += get(i);
-  }
+  for (u32 i = begin; i < end; i++) before += put(i, before);
   target::barrier();
   return all;
 }
@@ -68,8 +66,11 @@ struct MoePlanner {
 
   // Sums over all experts of all ranks, then less what came before the first of each rank.
   DEVICE void number_rows() const {
-    scan_lanes(p.scan_room, R * E, [&](u32 i) { return l.at(l.counts_at() + i); }, [&](u32 i, u32 n) { set(l.bases_at() + i, n); });
-    const u32 all = scan_lanes(p.scan_room, E, [&](u32 e) { return l.tiles(e); }, [&](u32 e, u32 n) { set(l.tile_bases_at() + e, n); });
+    const auto numbers = [&](u32 n, u32 to, auto get) {
+      return scan_lanes(p.scan_room, n, get, [&](u32 i, u32 before) { return set(to + i, before), get(i); });
+    };
+    numbers(R * E, l.bases_at(), [&](u32 i) { return l.at(l.counts_at() + i); });
+    const u32 all = numbers(E, l.tile_bases_at(), [&](u32 e) { return l.tiles(e); });
     each_lane(R + 1, [&](u32 q) {
       if (q < R) set(MoeLayout::RANK_BASE + q, l.at(l.bases_at() + q * E));
       set(MoeLayout::OWNER_BASE + q, l.first_expert(q) < E ? l.at(l.tile_bases_at() + l.first_expert(q)) : all);
@@ -112,6 +113,7 @@ struct MoePlanner {
           if (i && i % per_step == 0) set(ends + i / per_step - 1, at);
           const u32 e = expert(rank_at(i), i / R);
           if (e != NOBODY) target::write(l.tables + to + at, MoeLayout::pack(rank_at(i), i / R, e));
+          return (u32)(e != NOBODY);
         });
     if (rows && target::lane() == 0) set(ends + (rows - 1) / l.step_rows, n);
     return n;
@@ -133,13 +135,24 @@ struct MoePlanner {
 
   // How many sends each rank gets, and which ranks will send here.
   DEVICE void count_sends() const {
+    const u32 each = target::lanes() / R ? target::lanes() / R : 1;  // lanes of a rank, or one of several ranks
+    each_lane(R * each, [&](u32 i) {
+      const u32 q = i / each;
+      u32 sends = 0, owes = 0;
+      for (u32 e = l.first_expert(me) + i % each; e < l.first_expert(me + 1); e += each)
+        if (const u32 n = l.count(q, e)) sends += (l.start(q, e) + n - 1) / l.tile_m - l.start(q, e) / l.tile_m + 1;
+      for (u32 e = l.first_expert(q) + i % each; e < l.first_expert(q + 1); e += each) owes |= l.count(me, e);
+      target::write(p.scan_room + i, (u64)(owes != 0) << 32 | sends);
+    });
     each_lane(R, [&](u32 q) {
       u32 sends = 0, owes = 0;
-      for (u32 e = l.first_expert(me); e < l.first_expert(me + 1); e++)
-        if (const u32 n = l.count(q, e)) sends += (l.start(q, e) + n - 1) / l.tile_m - l.start(q, e) / l.tile_m + 1;
-      for (u32 e = l.first_expert(q); e < l.first_expert(q + 1); e++) owes |= l.count(me, e);
+      for (u32 i = q * each; i < (q + 1) * each; i++) {
+        const u64 part = target::read(p.scan_room + i);
+        sends += (u32)part;
+        owes |= (u32)(part >> 32);
+      }
       set(MoeLayout::SENDS_TO + q, sends);
-      set(MoeLayout::OWES + q, owes != 0);
+      set(MoeLayout::OWES + q, owes);
     });
   }
 

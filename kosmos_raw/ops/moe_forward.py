@@ -10,7 +10,7 @@ import numpy as np
 from ..build.params import MOE_FORWARD, MOE_GIVEN, MOE_NOBODY, MOE_SCORES
 from ..device.base import Matrix
 from ..plan.moe.config import MoEConfig
-from ..plan.moe.forward import LANES, OP, Crews, MoeForwardPlan, plan_moe_forward
+from ..plan.moe.forward import LANES, OP, TOKEN_WORDS, Crews, MoeForwardPlan, plan_moe_forward
 from ..plan.moe.sizes import Rings
 from ..ranks.communicator import POISON, Communicator
 from .arguments import as_matrix, local_operand, result, symmetric_operand
@@ -242,7 +242,7 @@ class MoELayer:
         rows |= {"shared_h": most * plan.shared_width, "shared_y": most * c.hidden * bool(c.shared_width)}
         if plan.keep:
             rows |= {"pre": 2 * rows["h"], "shared_pre": 2 * rows["shared_h"]}
-        words = {"choices": most * c.top_k, "token_scratch": 2 * most, "places": plan.blocks * c.experts}
+        words = {"choices": most * c.top_k, "token_scratch": TOKEN_WORDS * most, "places": plan.blocks * c.experts}
         words |= {"aux_parts": plan.blocks * c.experts, "aux_sums": c.experts, "aux_loss": 1}
         words |= {"row_of_slot": most * c.top_k, "scan_room": LANES}
         logits = most * plan.router_rows(False) * plan.router_parts

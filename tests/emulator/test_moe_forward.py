@@ -17,6 +17,11 @@ from .test_operators import emulated  # noqa: F401  (a fixture)
 pytestmark = [pytest.mark.emulated, pytest.mark.skipif(gfx950.missing() is not None, reason=str(gfx950.missing()))]
 
 SMALL = MoEConfig(72, 40, 6, 3, shared_width=24, gated_shared=True, aux_loss="batch", aux_loss_coeff=0.1)
+GROUPED = MoEConfig(
+    64, 16, 44, 5, score="sigmoid", expert_bias=True, groups=4, top_groups=2, aux_loss="batch", aux_loss_coeff=1
+)
+BIASED = MoEConfig(64, 16, 21, 4, score="sqrtsoftplus", expert_bias=True, aux_loss="batch", aux_loss_coeff=1)
+WIDE = MoEConfig(4616, 16, 4, 3, shared_width=16)  # rows of more words than there are lanes
 CACHES = emulator.Options(caches="workgroup", preempt=3, seed=5, threads=2)
 LATE = emulator.Options(late_memory=("direct", "lds", "loads", "stores"), preempt=4, seed=1, threads=2)
 
@@ -26,10 +31,11 @@ LATE = emulator.Options(late_memory=("direct", "lds", "loads", "stores"), preemp
     [
         (moe.MoeCase(SMALL, (20, 0, 33), "one_expert", "smallest", iters=1, repeats=1), LATE),
         (moe.MoeCase(SMALL, (290, 15), pull=True, pad=32, float_router=True, iters=1, repeats=1), LATE),
-        (moe.MoeCase(SMALL, (30, 40), "skewed", "smallest", iters=1, repeats=1), CACHES),
-        (moe.MoeCase(SMALL, (40, 0, 9), pull=True, policy="fixed", iters=1, repeats=1), CACHES),
+        (moe.MoeCase(GROUPED, (30, 40), "skewed", "smallest", iters=1, repeats=1), CACHES),
+        (moe.MoeCase(BIASED, (40, 0, 9), pull=True, policy="fixed", iters=1, repeats=1), CACHES),
+        (moe.MoeCase(WIDE, (7, 5), iters=1, repeats=1), LATE),
     ],
-    ids=["smallest rings", "pull", "caches", "caches, pull, fixed crews"],
+    ids=["smallest rings", "pull", "groups, caches", "bias, pull, fixed crews, caches", "wide"],
 )
 def test_layers(case: moe.MoeCase, options: emulator.Options, emulated) -> None:  # noqa: F811
     emulated(case.ranks, options)

@@ -65,13 +65,13 @@ inline void moe_prepare(u32 me, u32 launch) {
   empty(&MoeRank::logits, T * p.logit_ld / 2);
   empty(&MoeRank::scores, c.given == EXPERTS_AND_WEIGHTS ? 0 : T * ((c.experts + 3) / 4 * 2));
   empty(&MoeRank::choices, T * k);
-  empty(&MoeRank::scratch, c.given == EXPERTS_AND_WEIGHTS ? 0 : T * 2);
+  empty(&MoeRank::scratch, c.given == EXPERTS_AND_WEIGHTS ? 0 : T * TOKEN_WORDS);
   empty(&MoeRank::places, blocks * c.experts);
   empty(&MoeRank::aux_parts, c.aux ? blocks * c.experts : 0);
   empty(&MoeRank::aux_sums, c.aux ? c.experts : 0);
   empty(&MoeRank::aux_loss, 1);
   empty(&MoeRank::row_of_slot, T * k);
-  empty(&MoeRank::room, 1);
+  empty(&MoeRank::room, H.s.ranks);
   empty(&MoeRank::tables, p.layout.words());
   const u32 biases = c.bias ? (c.experts + 1) / 2 : 0;
   fill(r.bias, biases, MOE_EXPERTS / 2 + 1, [&](u32 j) { return two_floats(c.bias_of(launch, 2 * j), c.bias_of(launch, 2 * j + 1)); });

@@ -127,13 +127,13 @@ constexpr MoePart MOE_PARTS[] = {
     {"logits", &MoeRank::logits, MOE_TOKENS * ROUTER_ROWS / 2},
     {"scores", &MoeRank::scores, MOE_TOKENS * MOE_EXPERTS / 2},
     {"choices", &MoeRank::choices, MOE_TOKENS * MOE_TOP_K},
-    {"scratch", &MoeRank::scratch, MOE_TOKENS * 2},
+    {"scratch", &MoeRank::scratch, MOE_TOKENS * TOKEN_WORDS},
     {"places", &MoeRank::places, MOE_TOKENS * MOE_EXPERTS},
     {"aux_parts", &MoeRank::aux_parts, MOE_TOKENS * MOE_EXPERTS},
     {"aux_sums", &MoeRank::aux_sums, MOE_EXPERTS},
     {"aux_loss", &MoeRank::aux_loss, 1},
     {"row_of_slot", &MoeRank::row_of_slot, MOE_TOKENS * MOE_TOP_K},
-    {"room", &MoeRank::room, 1},
+    {"room", &MoeRank::room, MAX_RANKS},
     {"tables", &MoeRank::tables, TABLE_WORDS},
 };
 

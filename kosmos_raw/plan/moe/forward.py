@@ -17,6 +17,8 @@ POLICIES = ("two_way", "dedicated", "fixed", "planned")
 GATED = 16  # rows of gate, then as many of up: hip_kernels/target/target.h
 BLOCK = 32  # tokens of a unit of routing, sorting and folding, at most
 LANES = 512  # words that PLAN has for sums of lanes: no target has more of them
+MAX_GROUPS = 32  # of experts, and words of TOPK for each token: hip_kernels/schedule/moe_params.h
+TOKEN_WORDS = 2 + MAX_GROUPS
 HEAD_WORDS = 4 + 3 * MAX_RANKS + MAX_RANKS + 1  # hip_kernels/schedule/moe_layout.h
 HEAD_COUNTERS = 8 + MAX_RANKS  # hip_kernels/schedule/moe_params.h
 MAX_SCANS = 8
@@ -75,6 +77,8 @@ class MoeForwardPlan:
         c, crews = self.config, self.crews
         if c.hidden % VECTOR:
             raise ValueError(f"{OP}: hidden is {c.hidden}, want a multiple of {VECTOR}")
+        if c.groups > MAX_GROUPS:
+            raise ValueError(f"{OP}: {c.groups} groups of experts, want at most {MAX_GROUPS}")
         if self.tokens < 0:
             raise ValueError(f"{OP}: tokens is {self.tokens}, want 0 or more for each rank")
         if self.pull and c.weight_on == "input":
