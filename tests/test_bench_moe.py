@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from kosmos_raw.bench import cuda_moe
 from kosmos_raw.cli.main import main
+from kosmos_raw.device.base import Tile
 from kosmos_raw.plan.moe.config import MoEConfig, models
+from kosmos_raw.plan.moe.sizes import default_rings, tables
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
@@ -24,6 +28,15 @@ def test_variants_are_options_of_the_layer() -> None:
     assert found["pull"] is True and (found["crews"].movers, found["crews"].senders) == (8, 0)
     with pytest.raises(ValueError, match="variants of width, want"):
         cuda_moe.layer_options({"width": 3})
+
+
+def test_rings_of_a_variant() -> None:
+    config, tile = cuda_moe.config_for("DeepSeek-V3", 2), Tile(128, 256)
+    assert cuda_moe.rings_of({"pull": 1}, config, 2, 8192, tile) is None
+    usual = default_rings(tables(config, 2, 8192, 128))
+    assert cuda_moe.rings_of({"y_steps": 3}, config, 2, 8192, tile) == replace(usual, y_slots=3 * usual.step_rows)
+    longer = cuda_moe.rings_of({"capacity": 2, "y_steps": 99}, config, 2, 8192, tile)
+    assert longer.x_slots > usual.x_slots and longer.y_slots == longer.h_slots
 
 
 def test_what_rounding_explains_passes_and_nothing_else() -> None:

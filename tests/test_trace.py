@@ -15,7 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kosmos_raw.build.params import EVENTS, KINDS
-from kosmos_raw.trace import Span, Trace, decode, decode_rank, draw_timeline, summarise, to_perfetto, write_perfetto
+from kosmos_raw.cli import trace as cli_trace
+from kosmos_raw.cli.main import main
+from kosmos_raw.trace import (
+    MOE_FORWARD_PHASES,
+    Span,
+    Trace,
+    decode,
+    decode_rank,
+    draw_timeline,
+    summarise,
+    to_perfetto,
+    write_perfetto,
+)
 from kosmos_raw.trace.events import ROLES
 from kosmos_raw.trace.timeline import COLOURS
 
@@ -439,6 +451,26 @@ def test_picture(tmp_path, fonts, ranks, wgs):
     words = [text.get_text() for text in figure.texts]
     assert "ag_gemm, simulated" in words
     assert any("of 64 WGs of each rank are shown" in word for word in words) == (ranks * wgs > 64)
+
+
+def test_moe_forward_is_drawn_by_its_phases(tmp_path, fonts, capsys, monkeypatch):
+    """The roles of the paper's Figure 1 (B)."""
+    drawn = []
+    monkeypatch.setattr(cli_trace, "draw_timeline", lambda *a, **k: drawn.append((a[0], draw_timeline(*a, **k))))
+    small = "--device cpu --mode threads --ranks 2 --model DeepSeek-V3 --scale 64 --tokens 70 --workgroups 3"
+    files = [tmp_path / "moe.json", tmp_path / "moe.png"]
+    assert main(["trace", "moe_forward", *small.split(), "-o", str(files[0]), "--png", str(files[1])]) == 0
+    names = {event.get("name", "").split()[0] for event in json.loads(files[0].read_text())["traceEvents"]}
+    assert set("route topk scan plan sort push gemm1 gemm2 send fold shared1 shared2".split()) <= names, names
+    assert "mover to builder" in capsys.readouterr().out and files[1].read_bytes()[:4] == b"\x89PNG"
+    ((trace, figure),) = drawn
+    assert set(MOE_FORWARD_PHASES) <= _labels(figure) and "rank 0" not in _labels(figure)
+    plain = draw_timeline(trace)
+    assert "rank 0" in _labels(plain) and not set(MOE_FORWARD_PHASES) & _labels(plain)
+
+
+def _labels(figure):
+    return {text.get_text() for legend in figure.legends for text in legend.get_texts()}
 
 
 def test_picture_of_a_trace_that_is_not_whole_says_so(tmp_path, fonts):

@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from ..device.base import Tile
 from ..numerics.bf16 import widen
 from ..ops.moe_forward import MoELayer
 from ..ops.moe_weights import MoEWeights
 from ..plan.moe.config import MoEConfig
-from ..plan.moe.forward import Crews
+from ..plan.moe.forward import OP, Crews
+from ..plan.moe.sizes import CAPACITY, Rings, default_rings, tables
 from ..ranks.communicator import POISON, Communicator
 from .checking import normal
 from .cuda_ops import PLANNED, Options, alternate, torch_group
@@ -80,16 +82,26 @@ def config_for(model: str, ranks: int, scale: int = 1) -> MoEConfig:
 
 def layer_options(options: Options) -> dict[str, Any]:
     """Keyword arguments of MoELayer, of a variant like movers=8,senders=64,pull=1,policy=fixed."""
-    known = {"policy", "pull", "pad", "movers", "senders", "crew", "crew_tiles"}
+    known = {"policy", "pull", "pad", "movers", "senders", "crew", "crew_tiles", "capacity", "y_steps"}
     if wrong := set(options) - known:
         raise ValueError(f"bench moe_forward: variants of {', '.join(sorted(wrong))}, want {', '.join(sorted(known))}")
     crews = {f.name: options[f.name] for f in fields(Crews) if f.name in options}
-    rest = {name: value for name, value in options.items() if name not in crews}
+    rest = {name: value for name, value in options.items() if name not in {*crews, "capacity", "y_steps"}}
     if "pull" in rest:
         rest["pull"] = bool(rest["pull"])
     if crews:
         rest["crews"] = Crews(**{"movers": 0, "senders": 0} | crews)
     return rest
+
+
+def rings_of(options: Options, config: MoEConfig, ranks: int, tokens: int, tile: Tile) -> Rings | None:
+    """Of a variant like capacity=2,y_steps=8: times balanced rows, and steps whose rows y holds."""
+    if not {"capacity", "y_steps"} & set(options):
+        return None
+    sizes = tables(config, ranks, tokens, tile.m, pad=options.get("pad", 1), pull=bool(options.get("pull", 0)))
+    rings = default_rings(sizes, options.get("capacity", CAPACITY))
+    y_slots = min(rings.h_slots, options["y_steps"] * rings.step_rows) if "y_steps" in options else rings.y_slots
+    return replace(rings, y_slots=y_slots)
 
 
 def run(
@@ -150,7 +162,9 @@ class Problem:
         if self.config.gated_shared:
             gate = self.router[self.config.experts]
         weights = MoEWeights(router, self.gate_up, self.down, self.shared_gate_up, self.shared_down, gate, self.bias)
-        layer = MoELayer(self.comm, self.config, weights, tokens=len(self.x), **layer_options(options))
+        tile = self.comm.kernel(OP).tile
+        rings = rings_of(options, self.config, self.comm.ranks, len(self.x), tile)
+        layer = MoELayer(self.comm, self.config, weights, tokens=len(self.x), rings=rings, **layer_options(options))
         for other in self.layers.values():
             layer.weights = other.weights  # one copy is enough
         self.layers[name] = layer

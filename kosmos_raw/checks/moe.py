@@ -139,7 +139,7 @@ def run(comm: Communicator, case: MoeCase, progress: bool = False) -> Outcome:
             inputs = xp.array(x)
             time.sleep(dice.random() * case.delay_us * 1e-6)
             start = time.perf_counter()
-            _, saved = layer.forward(inputs, out=out, **_given(case, given, comm.rank, xp))
+            _, saved = layer.forward(inputs, out=out, **from_outside(case, given, comm.rank, xp))
             comm.synchronize()
             times.append(time.perf_counter() - start)
             results.append(_results(case, saved, guarded))
@@ -153,7 +153,7 @@ def run(comm: Communicator, case: MoeCase, progress: bool = False) -> Outcome:
     return outcome
 
 
-def _given(case: MoeCase, given: generators.Inputs, rank: int, xp: Any) -> dict[str, Any]:
+def from_outside(case: MoeCase, given: generators.Inputs, rank: int, xp: Any) -> dict[str, Any]:
     """What the caller gives: the same in every call."""
     if given.ids is not None:
         return {"experts": xp.asarray(given.ids[rank].astype(np.int32))}
@@ -211,7 +211,7 @@ def _judge_given(
     case: MoeCase, given: generators.Inputs, rank: int, got: dict[str, np.ndarray]
 ) -> dict[str, Comparison]:
     """Choices and weights must come back as they were; the output is the fold with them."""
-    outside = _given(case, given, rank, np)
+    outside = from_outside(case, given, rank, np)
     x, w = lift(given.x[rank], given.weights)
     f = forward(case.config, x, w, ids=got["ids"], sequences=[len(got["ids"])])
     out = (f.y * near.Near.of(got["weights"].astype(np.float64))[:, :, None]).sum(1)

@@ -51,12 +51,12 @@ def arena_bytes(
     """The most that the variants of one of the layers take together."""
     most = 0
     for _, config in todo:
-        each = [cuda_moe.layer_options(options) for options in ({}, *variants.values())]
-        sizes = [
-            plan_moe_forward(config, args.ranks, tokens, TILE, 132, pull=o.get("pull", False), pad=o.get("pad", 1))
-            for o in each
-        ]
-        most = max(most, sum(plan.arena_bytes for plan in sizes))
+        together = 0
+        for options in ({}, *variants.values()):
+            rings = cuda_moe.rings_of(options, config, args.ranks, tokens, TILE)
+            given = cuda_moe.layer_options(options)
+            together += plan_moe_forward(config, args.ranks, tokens, TILE, 132, rings=rings, **given).arena_bytes
+        most = max(most, together)
     return most + (16 << 20)
 
 

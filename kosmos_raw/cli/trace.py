@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..checks import tracing
+from ..checks import moe, tracing
 from ..checks.operators import Case
 from ..checks.validate import arena_bytes
 from ..ranks.launch import launch
-from ..trace import Trace, decode, draw_timeline, summarise, write_perfetto
+from ..trace import MOE_FORWARD_PHASES, Trace, decode, draw_timeline, summarise, write_perfetto
+from . import validate_moe
 from .shared import (
     OPS,
     add_group_arguments,
@@ -22,16 +23,17 @@ from .shared import (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("op", choices=OPS)
+    parser.add_argument("op", choices=(*OPS, validate_moe.OP))
     add_group_arguments(parser)
     add_shape_arguments(parser, m=2048, n=512, k=512)
     parser.add_argument("-o", "--output", type=Path, metavar="JSON", help="Perfetto file, for ui.perfetto.dev")
     parser.add_argument("--png", type=Path, help="timeline picture")
     parser.add_argument("--events", type=int, default=1024, help="most marks of one WG (default: 1024)")
     parser.add_argument("--json", action="store_true", help="the numbers as JSON")
+    validate_moe.add_arguments(parser)
 
 
-def record(case: Case, options: dict, events: int) -> Trace:
+def record(case: Case | moe.MoeCase, options: dict, events: int) -> Trace:
     """The trace of one call of `case` on all ranks."""
     results = launch(tracing.run, case, events, **options)
     _, tick_hz, rows_per_wg = results[0]
@@ -44,15 +46,23 @@ def title(op: str, case: Case, device: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    case = case_of(args)
-    trace = record(case, launch_options(args, arena_bytes([case])), args.events)
+    case: Case | moe.MoeCase
+    if args.op == validate_moe.OP:
+        case, phases = validate_moe.case_of(args), MOE_FORWARD_PHASES
+        options = launch_options(args, moe.arena_bytes(case, validate_moe.LARGEST))
+        heading = validate_moe.title(case, args)
+    else:
+        case, phases = case_of(args), None
+        options = launch_options(args, arena_bytes([case]))
+        heading = title(args.op, case, args.device)
+    trace = record(case, options, args.events)
     if not is_first_process():
         return 0
     summary = summarise(trace)
     if args.output:
         write_perfetto(trace, args.output)
     if args.png:
-        draw_timeline(trace, args.png, title=title(args.op, case, args.device))
+        draw_timeline(trace, args.png, title=heading, phases=phases)
     if args.json:
         print_json(summary.as_dict())
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 from ..checks import moe
@@ -50,17 +51,20 @@ def case_of(args: argparse.Namespace) -> moe.MoeCase:
         pad=args.pad,
         float_router=args.float_router,
         given_weights=args.given_weights,
-        iters=args.iters,
-        repeats=args.repeats,
-        delay_us=args.delays,
         seed=args.seed,
     )
+
+
+def title(case: moe.MoeCase, args: argparse.Namespace) -> str:
+    """The case in few words."""
+    layer = f"{args.model} / {args.scale}, {max(case.tokens)} tokens, {case.routing}, {case.policy}"
+    return f"{OP} on {args.device}: {case.ranks} ranks, {layer}"
 
 
 def run(args: argparse.Namespace) -> int:
     if args.dtype != "bf16":
         raise ValueError(f"{OP}: dtype is {args.dtype}, which the layer does not have yet; it multiplies bf16")
-    case = case_of(args)
+    case = replace(case_of(args), iters=args.iters, repeats=args.repeats, delay_us=args.delays)
     options = launch_options(args, moe.arena_bytes(case, LARGEST))
     outcome = merge(launch(moe.run, case, not args.json, **options))
     if is_first_process():
@@ -106,9 +110,7 @@ def _print(args: argparse.Namespace, case: moe.MoeCase, outcome: Outcome) -> Non
         return print_json(report(args, case, outcome))
     c = case.config
     print(
-        f"{OP} on {args.device}, {case.ranks} ranks of {max(case.tokens)} tokens, {args.model} / {args.scale} "
-        f"(H={c.hidden} I={c.expert_width} E={c.experts} k={c.top_k}), {case.routing}, {case.policy}, "
-        f"rings {case.rings}: "
+        f"{title(case, args)} (H={c.hidden} I={c.expert_width} E={c.experts} k={c.top_k}), rings {case.rings}: "
         f"{'passed' if outcome.passed else 'FAILED'}; {case.iters} x {case.repeats} calls, "
         f"bits {'equal' if outcome.bitwise_repeat else 'DIFFER'}; relative error {outcome.rel_error:.2e}, "
         f"largest element at {outcome.over_bound:.2f} of its bound; {outcome.seconds * 1e3:.1f} ms a call"

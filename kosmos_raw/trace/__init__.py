@@ -13,9 +13,10 @@ Times are seconds from the first mark of any rank. See `decode` for what the raw
 from .events import RankTrace, Segment, Span, Switch, Trace, WgTrace, decode, decode_rank
 from .perfetto import to_perfetto, write_perfetto
 from .summary import Summary, summarise
-from .timeline import draw_timeline
+from .timeline import MOE_FORWARD_PHASES, draw_timeline
 
 __all__ = [
+    "MOE_FORWARD_PHASES",
     "RankTrace",
     "Segment",
     "Span",

@@ -1,18 +1,18 @@
 """A picture of a trace, as Figure 1 of the paper: a line for each WG, grouped by rank, time to the right.
 
-Colour says whose rows; the filling says what is done with them: solid = builds, hatched = moves, so that roles can be
-told apart without colours too. A thin grey line = waits, white = claims or has left.
+Colour says whose rows, or which phase of a layer; the filling says what is done with them: solid = builds, hatched =
+moves, so that roles can be told apart without colours too. A thin grey line = waits, white = claims or has left.
 """
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .events import RankTrace, Trace, WgTrace
+from .events import RankTrace, Span, Trace, WgTrace
 from .summary import UNITS, count, pretty, summarise
 
 if TYPE_CHECKING:
@@ -26,6 +26,15 @@ WAIT_COLOUR = "#A8A8A8"
 _PLAIN = {"waits": WAIT_COLOUR, "other": OTHER_COLOUR}
 MAX_ROWS = 64
 
+Phases = Mapping[str, tuple[str, ...]]  # kinds of work, by what they belong to
+# As in the paper's Figure 1 (B); what routes and plans changes no role, and has a colour of its own in any case.
+MOE_FORWARD_PHASES: Phases = {
+    "dispatch (moves), GEMM1 (builds)": ("push", "pull", "gemm1"),
+    "combine (moves), GEMM2 (builds)": ("send", "gemm2"),
+    "shared expert": ("shared1", "shared2"),
+    "fold": ("fold",),
+}
+
 Bar = tuple[float, float, float]  # start, length, row
 
 
@@ -37,8 +46,9 @@ def draw_timeline(
     wgs: Sequence[int] | None = None,
     max_rows: int = MAX_ROWS,
     chunk_name: str = "rank",
+    phases: Phases | None = None,
 ) -> Figure:
-    """Draw who did what when; rows are WGs grouped by rank, colours are the ranks whose rows they work on.
+    """Draw who did what when; rows are WGs grouped by rank, colours the ranks whose rows they work on, or phases.
 
     Args:
         trace: what `decode` gave.
@@ -47,6 +57,7 @@ def draw_timeline(
         wgs: the WGs to show of every rank; None shows all, or evenly spread ones where they are more than max_rows.
         max_rows: rows of the picture that are still readable.
         chunk_name: what a chunk is called in the legend.
+        phases: colours say these, and digits alone whose rows are moved.
     Returns: the matplotlib Figure.
     Raises: ImportError without matplotlib; ValueError when there is nothing to draw.
     """
@@ -72,9 +83,9 @@ def draw_timeline(
         plot_width = width - left - right
         axes = figure.add_axes((left / width, bottom / height, plot_width / width, plot_inches / height))
         scale, unit = _unit(trace.makespan)
-        _draw_ranks(axes, trace, ranks, scale, gap, row_inches, plot_width)
+        _draw_ranks(axes, trace, ranks, scale, gap, row_inches, plot_width, phases)
         axes.set_xlabel(f"time since the first claim ({unit})", fontsize=9)
-        _head(figure, trace, ranks, title, chunk_name, left, height)
+        _head(figure, trace, ranks, title, chunk_name, phases, left, height)
         if path is not None:
             figure.savefig(path, dpi=150)
     return figure
@@ -95,14 +106,21 @@ def _unit(seconds: float) -> tuple[float, str]:
 
 
 def _draw_ranks(
-    axes: Axes, trace: Trace, ranks: list[RankTrace], scale: float, gap: float, row_inches: float, width: float
+    axes: Axes,
+    trace: Trace,
+    ranks: list[RankTrace],
+    scale: float,
+    gap: float,
+    row_inches: float,
+    width: float,
+    phases: Phases | None,
 ) -> None:
     start = trace.t_first or 0.0
     span_of_x = trace.makespan * scale
     inches = width / (span_of_x * 1.01)  # per unit of x
     shares = {r.rank: r.times.shares() for r in summarise(trace).ranks}
     font = min(9.0, row_inches * 72 * 0.62)
-    picture = _Picture()
+    picture = _Picture(phases)
     ticks, names = [], []
     y = 0.0
     for rank in ranks:
@@ -144,6 +162,7 @@ def _draw_ranks(
 class _Picture:
     """Everything to draw, gathered over all rows: a few big collections draw fast, thousands of small ones do not."""
 
+    phases: Phases | None = None
     bars: dict[tuple[str, int], list[Bar]] = field(default_factory=lambda: defaultdict(list))  # by filling and colour
     works: int = 0
     work_length: float = 0.0
@@ -160,7 +179,7 @@ class _Picture:
             if s.state == "waiting":
                 self.bars["waits", 0].append((x, length, y))
                 continue
-            colour_idx = s.span.chunk % len(COLOURS)
+            colour_idx = _colour(s.span, self.phases)
             if s.span.role == "other":
                 self.bars["other", 0].append((x, length, y))
                 continue
@@ -168,6 +187,8 @@ class _Picture:
             self.works += 1
             self.work_length += length
             digits = str(s.span.chunk)
+            if self.phases and s.span.role == "builder":  # a WG builds for its own rank alone
+                continue
             if length > wide * (0.4 + 0.6 * len(digits)):
                 dark = s.span.role == "builder" and _luminance(COLOURS[colour_idx]) <= 0.45
                 how = "white" if dark else "black" if s.span.role == "builder" else "halo"
@@ -206,6 +227,12 @@ class _Picture:
             axes.scatter(xs, ys, s=(font * 0.9) ** 2, c="black", marker="x", linewidths=1.2, zorder=8, clip_on=False)
 
 
+def _colour(span: Span, phases: Phases | None) -> int:
+    if phases is None:
+        return span.chunk % len(COLOURS)
+    return next((i for i, kinds in enumerate(phases.values()) if span.kind in kinds), len(COLOURS) - 1)
+
+
 def _hatched(colour: str) -> dict[str, Any]:
     return {
         "facecolor": _mixed(colour, "#FFFFFF", 0.78),
@@ -215,7 +242,14 @@ def _hatched(colour: str) -> dict[str, Any]:
 
 
 def _head(
-    figure: Figure, trace: Trace, ranks: list[RankTrace], title: str, chunk_name: str, left: float, height: float
+    figure: Figure,
+    trace: Trace,
+    ranks: list[RankTrace],
+    title: str,
+    chunk_name: str,
+    phases: Phases | None,
+    left: float,
+    height: float,
 ) -> None:
     """Title, what is shown, and the legend, above the plot."""
     from matplotlib.legend_handler import HandlerTuple
@@ -253,15 +287,12 @@ def _head(
         what.append((tick, "role switch"))
     if any(wg.truncated or wg.gave_up for r in ranks for wg in r.wgs):
         what.append((Line2D([], [], color="black", marker="x", linestyle="none"), "the trace ends here"))
-    chunks = sorted({s.chunk for s in spans if s.role != "other"})
+    names = _of_chunks(spans, chunk_name) if phases is None else _of_phases(spans, phases)
     whose: list[tuple[Any, str]] = []
-    for colour_idx in range(min(len(COLOURS), chunks[-1] + 1 if chunks else 0)):
-        same = [c for c in chunks if c % len(COLOURS) == colour_idx]
-        if same:
-            colour = COLOURS[colour_idx]
-            name = ", ".join(map(str, same[:3])) + (" ..." if len(same) > 3 else "")
-            whose.append(((Patch(facecolor=colour), Patch(linewidth=0.5, **_hatched(colour))), f"{chunk_name} {name}"))
-    for y, entries, heading in ((0.7, what, "filling:"), (0.93, whose, "rows of:")):
+    for colour_idx, name in names:
+        colour = COLOURS[colour_idx]
+        whose.append(((Patch(facecolor=colour), Patch(linewidth=0.5, **_hatched(colour))), name))
+    for y, entries, heading in ((0.7, what, "filling:"), (0.93, whose, "rows of:" if phases is None else "phase:")):
         figure.text(x, 1 - y / height, heading, fontsize=8.5, va="center", color="#404040")
         figure.legend(
             [h for h, _ in entries], [label for _, label in entries], ncols=len(entries), loc="center left",
@@ -269,6 +300,23 @@ def _head(
             columnspacing=1.4, handletextpad=0.5, borderpad=0, borderaxespad=0,
             handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
         )  # fmt: skip
+
+
+def _of_chunks(spans: Sequence[Span], chunk_name: str) -> list[tuple[int, str]]:
+    """Colours and what they stand for."""
+    chunks = sorted({s.chunk for s in spans if s.role != "other"})
+    found = []
+    for colour_idx in range(min(len(COLOURS), chunks[-1] + 1 if chunks else 0)):
+        same = [c for c in chunks if c % len(COLOURS) == colour_idx]
+        if same:
+            name = ", ".join(map(str, same[:3])) + (" ..." if len(same) > 3 else "")
+            found.append((colour_idx, f"{chunk_name} {name}"))
+    return found
+
+
+def _of_phases(spans: Sequence[Span], phases: Phases) -> list[tuple[int, str]]:
+    kinds = {s.kind for s in spans}
+    return [(i, name) for i, (name, of) in enumerate(phases.items()) if kinds & set(of)]
 
 
 def _rgb(colour: str) -> tuple[int, int, int]:
