@@ -12,12 +12,14 @@
 // and at last other SENDs, SHARED, FOLD.
 //  (1) Every wait is for something smaller. PUSH(v) waits for GEMM1(v - x_slots), an earlier step. GEMM1(v) for its pushes, and
 //      for GEMM2(v - h_slots), whose key is at most (i - 1, 3). GEMM2(v) for GEMM1(v) and SEND(v - y_slots). The bounds are tight.
-//  (2) A WG that builds claims what is not ready only when all smaller work of its rank is claimed (guards). Pushes that need
-//      no credit are in the hands of the movers, who claim them before anything else.
+//  (2) A WG that builds begins what is not ready only when all smaller work of its rank is claimed: entries of the main queue
+//      are drawn in order, and with one in hand it takes what else is smaller first (guards). Pushes that need no credit are
+//      in the hands of the movers, who claim them before anything else.
 //  (3) What is claimed because it is ready never blocks: within a launch signals only rise.
-// Take the smallest unfinished work of all ranks. Its inputs are finished. If it is claimed, it runs. If not, some WG of its
-// rank that builds comes to next_work: none of them has left, and by (2) none is blocked. It claims something finite, in the
-// end this. WGs of a crew that does not build may block out of order; others make up for it, so one WG at least must build.
+// Take the smallest unfinished work of all ranks. Its inputs are finished. If it is claimed, it runs, or is in hand of a WG that
+// does something smaller or ready before: that ends. If not, some WG of its rank that builds comes to next_work: none of them
+// has left, and by (2) none is blocked. It claims something finite, in the end this. WGs of a crew that does not build may
+// block out of order; others make up for it, so one WG at least must build.
 // Claiming ahead adds nothing: what blocks blocks in wait_inputs, not in the work.
 #pragma once
 #include "chunks.h"
@@ -27,7 +29,11 @@
 struct MoeSchedule : MoeWords {
   // The WG's only state, touched by next_work alone.
   bool planned = false;
-  u32 step = 0;   // of the last look at the main queue, whose head only grows
+  // An entry of the main queue that is in hand. Drawn, not seen first and then taken: of a hundred WGs that try that at the
+  // same time one succeeds, and for the others it was a round trip (a claim each 2 us on H200, however many WGs).
+  bool drawn = false;
+  u32 entry = 0, step = 0;  // the last one drawn; the step it belongs to
+  Work in_hand;
   u32 built = 0;  // tiles of experts
 
   DEVICE explicit MoeSchedule(const MoeParams& p) : MoeWords(p) {}
@@ -65,6 +71,11 @@ struct MoeSchedule : MoeWords {
   DEVICE u32 late(u32 i) const { return i > p.lag ? i - p.lag : 0; }
   DEVICE u32 tiles_before(u32 i) const { return rows_before(i) * p.columns1 + rows_before(late(i)) * p.columns2; }
   DEVICE u32 all_tiles() const { return p.layout.rows() * (p.columns1 + p.columns2); }
+  DEVICE Work main_at(u32 i) {
+    if (i < all_tiles()) return tile_at(i);
+    const u32 folded = i - all_tiles();
+    return folded < blocks() ? Work{FOLD, p.g.rank, folded} : Work{};
+  }
   DEVICE Work tile_at(u32 i) {
     while (i >= tiles_before(step + 1)) step++;
     i -= tiles_before(step);
@@ -99,28 +110,34 @@ struct MoeSchedule : MoeWords {
     if (!planned)
       if (const Work w = before_plan(); w.kind != LEAVE) return w;
     for (;;) {
-      const u32 i = target::load(head(MAIN), DEVICE_SCOPE);
-      const bool no_tiles = i >= all_tiles();
-      Claim c = best(i, no_tiles);
+      bool no_tiles = (drawn ? entry : target::load(head(MAIN), DEVICE_SCOPE)) >= all_tiles();
+      if (!drawn && (no_tiles || builds())) {
+        drawn = true;
+        entry = target::add(head(MAIN), 1, DEVICE_SCOPE);
+        in_hand = main_at(entry);
+        no_tiles = entry >= all_tiles();
+      }
+      const Claim c = best(no_tiles);
       if (c.head == SHARED) {
         if (const Work s = next_shared(); s.kind != LEAVE) return s;
         continue;
       }
       if (!c) return {};
-      if (!take(c)) continue;  // another WG has just claimed it
+      if (c.head == MAIN) drawn = false;
+      else if (!take(c)) continue;  // another WG has just claimed it
       built += is_tile(c.work.kind);
       return c.work;
     }
   }
 
-  // What this WG should take now, seen and not yet taken: what its crews have ready, else what comes before the next entry of
-  // the main queue, else that entry, or the filler where it would wait. Nothing: it leaves. One loop asks for inputs, for
-  // every copy of that question is kilobytes of code.
+  // What this WG should take now, seen and not yet taken: what its crews have ready, else what comes before the entry in hand,
+  // else that entry, or the filler where it would wait. Nothing: it leaves. One loop asks for inputs, for every copy of that
+  // question is kilobytes of code.
   enum Stage : u32 { MOVING, SENDING, BUILDING };
-  DEVICE Claim best(u32 i, bool no_tiles) {
+  DEVICE Claim best(bool no_tiles) const {
 #pragma unroll 1
     for (u32 stage = MOVING;; stage++) {
-      Claim c = candidate(stage, i, no_tiles);
+      const Claim c = candidate(stage, no_tiles);
       // A push that needs no credit waits for nothing that may need this WG.
       const bool asks = stage == BUILDING ? c.head == MAIN && shared_left() : stage == SENDING || c.work.row >= p.x_slots;
       const bool there = !asks || (!(stage == BUILDING && no_tiles) && has_inputs(c.work));
@@ -128,9 +145,9 @@ struct MoeSchedule : MoeWords {
       if (c && there) return c;
     }
   }
-  DEVICE Claim candidate(u32 stage, u32 i, bool no_tiles) {
+  DEVICE Claim candidate(u32 stage, bool no_tiles) const {
     if (stage == MOVING) return next_of_movers(no_tiles);
-    return stage == SENDING ? next_of_senders(no_tiles) : next_built(i, no_tiles);
+    return stage == SENDING ? next_of_senders(no_tiles) : next_built();
   }
 
   // LEAVE: planned.
@@ -160,13 +177,11 @@ struct MoeSchedule : MoeWords {
     const bool sends = target::wg() < p.senders && (target::wg() >= p.crew || !builds());
     return no_tiles || sends ? next_send(p.layout.one(MoeLayout::N_SENDS)) : Claim{};
   }
-  DEVICE Claim next_built(u32 i, bool no_tiles) {
-    if (!no_tiles && !builds()) return not_ready();
-    const u32 folded = i - all_tiles();
-    const Work w = !no_tiles ? tile_at(i) : folded < blocks() ? Work{FOLD, p.g.rank, folded} : Work{};
-    if (const Claim c = before(w)) return c;
-    if (w.kind != LEAVE) return {MAIN, i, w};
-    return shared_left() ? Claim{SHARED, 0, w} : Claim{};
+  DEVICE Claim next_built() const {
+    if (!drawn) return not_ready();
+    if (const Claim c = before(in_hand)) return c;
+    if (in_hand.kind != LEAVE) return {MAIN, entry, in_hand};
+    return shared_left() ? Claim{SHARED, 0, in_hand} : Claim{};
   }
   // Of a crew that does not build: it waits for what its list has next.
   DEVICE Claim not_ready() const {
