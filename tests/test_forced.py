@@ -220,6 +220,7 @@ MUTATIONS = {
         ("H_RING_TOO_SHORT", "DEADLOCK", {}),
         ("Y_RING_TOO_SHORT", "DEADLOCK", {}),
         ("FOLD_BEFORE_ROWS", "WRONG_VALUE RACE", {}),
+        ("FORGETS_WHAT_IS_DEALT", "DEADLOCK", {}),
         ("LANDS_EARLY", "WRONG_VALUE RACE", {}),
         ("SHARED2_BEFORE_SHARED1", "WRONG_VALUE RACE", {}),
         ("FOLD_BEFORE_SHARED", "WRONG_VALUE RACE", {}),

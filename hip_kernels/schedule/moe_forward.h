@@ -13,8 +13,8 @@
 //  (1) Every wait is for something smaller. PUSH(v) waits for GEMM1(v - x_slots), an earlier step. GEMM1(v) for its pushes, and
 //      for GEMM2(v - h_slots), whose key is at most (i - 1, 3). GEMM2(v) for GEMM1(v) and SEND(v - y_slots). The bounds are tight.
 //  (2) A WG that builds begins what is not ready only when all smaller work of its rank is claimed: entries of the main queue
-//      are drawn in order, and with one in hand it takes what else is smaller first (guards). Pushes that need no credit are
-//      in the hands of the movers, who claim them before anything else.
+//      are drawn in order, and with one in hand it takes what else is smaller first (guards). Moves of the first steps, which
+//      need no credit, are dealt to the movers, who make them before anything else.
 //  (3) What is claimed because it is ready never blocks: within a launch signals only rise.
 // Take the smallest unfinished work of all ranks. Its inputs are finished. If it is claimed, it runs, or is in hand of a WG that
 // does something smaller or ready before: that ends. If not, some WG of its rank that builds comes to next_work: none of them
@@ -35,6 +35,7 @@ struct MoeSchedule : MoeWords {
   u32 entry = 0, step = 0;  // the last one drawn; the step it belongs to
   Work in_hand;
   u32 built = 0;  // tiles of experts
+  u32 dealt = 0;  // of its share of the moves that are dealt
 
   DEVICE explicit MoeSchedule(const MoeParams& p) : MoeWords(p) {}
 
@@ -96,9 +97,21 @@ struct MoeSchedule : MoeWords {
     DEVICE explicit operator bool() const { return head != HEADS; }
   };
   DEVICE bool take(const Claim& c) const { return target::swap_if(head(c.head), c.at, c.at + 1, DEVICE_SCOPE); }
+  // Steps whose moves need no credit are dealt to the movers in turn; the head counts those behind.
+  DEVICE u32 dealt_steps() const {
+    return p.movers ? least(p.x_slots / p.layout.step_rows, p.layout.steps()) : 0;
+  }
+  DEVICE u32 dealt_moves() const { return dealt_steps() ? p.layout.moves_end(dealt_steps() - 1) : 0; }
+  DEVICE Work next_dealt() {
+    if (target::wg() >= p.movers) return {};
+    const u32 i = dealt * p.movers + target::wg();
+    if (i >= dealt_moves()) return {};
+    dealt++;
+    return p.layout.move(i);
+  }
   DEVICE Claim next_move(u32 end) const {
-    const u32 i = target::load(head(MOVES), DEVICE_SCOPE);
-    return i < end ? Claim{MOVES, i, p.layout.move(i)} : Claim{};
+    const u32 at = target::load(head(MOVES), DEVICE_SCOPE), i = dealt_moves() + at;
+    return i < end ? Claim{MOVES, at, p.layout.move(i)} : Claim{};
   }
   DEVICE Claim next_send(u32 end) const {
     const u32 i = target::load(head(SENDS), DEVICE_SCOPE);
@@ -109,6 +122,7 @@ struct MoeSchedule : MoeWords {
     if (aborted(p.g)) return {};
     if (!planned)
       if (const Work w = before_plan(); w.kind != LEAVE) return w;
+    if (const Work w = next_dealt(); w.kind != LEAVE) return w;
     for (;;) {
       bool no_tiles = (drawn ? entry : target::load(head(MAIN), DEVICE_SCOPE)) >= all_tiles();
       if (!drawn && (no_tiles || builds())) {
@@ -138,8 +152,7 @@ struct MoeSchedule : MoeWords {
 #pragma unroll 1
     for (u32 stage = MOVING;; stage++) {
       const Claim c = candidate(stage, no_tiles);
-      // A push that needs no credit waits for nothing that may need this WG.
-      const bool asks = stage == BUILDING ? c.head == MAIN && shared_left() : stage == SENDING || c.work.row >= p.x_slots;
+      const bool asks = stage != BUILDING || (c.head == MAIN && shared_left());
       const bool there = !asks || (!(stage == BUILDING && no_tiles) && has_inputs(c.work));
       if (stage == BUILDING) return there ? c : Claim{SHARED, 0, {}};
       if (c && there) return c;
@@ -193,8 +206,8 @@ struct MoeSchedule : MoeWords {
   // Guards: what must be claimed before w may block. `step` is that of w.
   DEVICE Claim before(const Work& w) const {
     const bool tile = is_tile(w.kind);
-    const u32 steps = p.layout.steps(), in_hand = p.movers ? p.x_slots / p.layout.step_rows : 0;
-    if (steps && (!tile || step >= in_hand))
+    const u32 steps = p.layout.steps();
+    if (steps && (!tile || step >= dealt_steps()))
       if (const Claim c = next_move(p.layout.moves_end(least(tile ? step : steps, steps - 1)))) return c;
     if (!tile) return next_send(p.layout.one(MoeLayout::N_SENDS));
     if (w.kind == GEMM1 || w.row < p.y_slots) return {};

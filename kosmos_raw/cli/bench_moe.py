@@ -57,7 +57,7 @@ def arena_bytes(
             given = cuda_moe.layer_options(options)
             together += plan_moe_forward(config, args.ranks, tokens, TILE, 132, rings=rings, **given).arena_bytes
         most = max(most, together)
-    return most + (16 << 20)
+    return 2 * most + (64 << 20)  # what operators keep may lie between the arrays of one layer and those of the next
 
 
 def as_dict(row: MoeRow) -> dict[str, Any]:

@@ -76,6 +76,7 @@ class MoELayer:
             pull=pull,
             keep=keep,
             router_parts=parts_of(weights),
+            link=comm.device.link,
         )
         comm.arena.need_signals(self.plan.signal_bytes, OP)
         self._name = f"{OP}.{next(self._numbers)}"

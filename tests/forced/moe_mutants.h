@@ -127,6 +127,15 @@ struct CreditsMoveWithTheShape : MoeSchedule {
       if (p.layout.sources_of(w.row + p.x_slots) >> q & 1) target::store(credit(q, p.g.rank, w.row), p.g.epoch, SYSTEM_SCOPE);
   }
 };
+// Moves that are dealt are made by those who have them, and by nobody else.
+struct ForgetsWhatIsDealt : MoeSchedule {
+  using MoeSchedule::MoeSchedule;
+  Work next_work() {
+    dealt = 1 << 20;
+    return MoeSchedule::next_work();
+  }
+};
+
 // The owner of tokens is told of the last rows, not of the first.
 struct LandsEarly : MoeSchedule {
   using MoeSchedule::MoeSchedule;
@@ -167,6 +176,7 @@ template <Rule WITHOUT> struct Lawless : MoeSchedule {
     if (aborted(p.g)) return {};
     if (!planned)
       if (const Work w = before_plan(); w.kind != LEAVE) return w;
+    if (const Work w = next_dealt(); w.kind != LEAVE) return w;
     for (;;) {
       const u32 i = target::load(head(MAIN), DEVICE_SCOPE), tiles = all_tiles();
       Claim c = crews(i >= tiles);

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from ...build.params import MAX_RANKS, MOE_SIGNALS, MOE_SIGNALS_ROW
-from ...device.base import Tile
+from ...device.base import Link, Tile
 from ..heuristics import FITTED_WORKGROUPS, moe_combine_crew, moe_dispatch_crew
 from ..shapes import VECTOR, round_up
 from .config import MoEConfig
@@ -35,8 +35,16 @@ class Crews:
     crew_tiles: int = 0
 
 
-def crews_for(config: MoEConfig, workgroups: int, policy: str, tiles_per_workgroup: int) -> Crews:
-    """Table B.3 gives crews of 256 WGs; of others, in proportion.
+def crews_for(
+    config: MoEConfig,
+    workgroups: int,
+    policy: str,
+    tiles_per_workgroup: int,
+    ranks: int = 1,
+    link: Link | None = None,
+) -> Crews:
+    """Table B.3 gives crews of 256 WGs; of others, in proportion. Where the link was measured, as many push as keep it
+    busy, with a share of their rows for their own rank.
 
     two_way: who moves decides before each claim what to do (the paper's choice). dedicated: who sends back does nothing
     else. fixed: movers and senders are one crew, which never builds. planned: it builds so many tiles, and sends after.
@@ -48,6 +56,8 @@ def crews_for(config: MoEConfig, workgroups: int, policy: str, tiles_per_workgro
     share = workgroups / FITTED_WORKGROUPS
     most = workgroups if policy == "two_way" else workgroups - 1
     movers = max(1, min(most, round(moe_dispatch_crew(config.expert_width) * share)))
+    if link and ranks > 1:
+        movers = max(1, min(most, workgroups // 2, -int(-link.push * ranks // ((ranks - 1) * link.mover))))
     senders = max(1, min(most, round(moe_combine_crew(FITTED_WORKGROUPS) * share)))
     if policy == "two_way":
         return Crews(movers, senders)
@@ -196,17 +206,20 @@ def plan_moe_forward(
     pull: bool = False,
     keep: bool = True,
     router_parts: int = 1,
+    link: Link | None = None,
 ) -> MoeForwardPlan:
     """The plan for at most `tokens` tokens on each rank.
 
     Args:
         rings: of tile rows; None holds 1.5 times balanced rows, see plan.moe.sizes.
-        policy: one of POLICIES; see crews_for. crews: instead of what follows from the policy.
+        policy: one of POLICIES; see crews_for. crews: instead of what follows from the policy. link: to peers, where
+            it was measured.
     Raises: ValueError: no such launch can run; says why.
     """
     sizes = tables(config, ranks, tokens, tile.m, pad=pad, pull=pull)
     rings = rings or default_rings(sizes)
     if crews is None:
         columns = -(-3 * config.expert_width // tile.n)
-        crews = crews_for(config, workgroups, policy, sizes.balanced_row_cap * columns // workgroups // 2)
+        tiles = sizes.balanced_row_cap * columns // workgroups // 2
+        crews = crews_for(config, workgroups, policy, tiles, ranks, link)
     return MoeForwardPlan(config, ranks, tokens, tile, workgroups, rings, crews, pad, pull, keep, router_parts)
