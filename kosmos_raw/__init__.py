@@ -18,6 +18,7 @@ from .ops.bulk_ag import bulk_ag
 from .ops.bulk_rs import bulk_rs, gemm_wgrad
 from .ops.gemm_rs import gemm_rs
 from .ops.moe_forward import MoELayer
+from .ops.moe_gradients import MoEGradients
 from .ops.moe_saved import MoESaved
 from .ops.moe_weights import MoEWeights
 from .ops.quantize import MxArray, quantize_mxfp8
@@ -36,6 +37,7 @@ __all__ = [
     "CommunicatorBroken",
     "KosmosError",
     "MoEConfig",
+    "MoEGradients",
     "MoELayer",
     "MoESaved",
     "MoEWeights",

@@ -191,7 +191,7 @@ def fp32(w):
     return layer.Weights(**{n: v.astype(np.float32) for n, v in named(w).items()})
 
 
-OF_NEAR = {name: getattr(near, name) for name in ("bf16", "product", "zeros", "sigmoid", "sqrtsoftplus")}
+OF_NEAR = {name: getattr(near, name) for name in ("bf16", "product", "products", "zeros", "sigmoid", "sqrtsoftplus")}
 
 
 def product_in_parts(a, b, parts):
@@ -208,6 +208,7 @@ def in_fp32(monkeypatch):
     one = np.float32(1)
     monkeypatch.setattr(near, "bf16", bf16)
     monkeypatch.setattr(near, "product", product_in_parts)
+    monkeypatch.setattr(near, "products", lambda *factors: sum(product_in_parts(*f) for f in factors))
     monkeypatch.setattr(near, "zeros", lambda shape, like: np.zeros(shape, np.float32))
     monkeypatch.setattr(near, "sigmoid", lambda x: one / (one + np.exp2(-x * np.float32(1.442695))))
     monkeypatch.setattr(near, "sqrtsoftplus", lambda x: np.sqrt(np.log1p(np.exp(x))))

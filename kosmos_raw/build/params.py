@@ -220,6 +220,17 @@ MOE_FORWARD = _struct(
     *((name, "u4") for name in "x_slots h_slots y_slots lag side_by_side".split()),
     *((name, "u4") for name in "movers senders crew crew_tiles".split()),
 )
+MOE_GRADIENT = _struct(("to", "u8"), ("sums", "u8"), ("into", "u4"), ("zero", "u4"))
+MOE_GRADIENTS = tuple("d_router d_gate_up d_down d_shared_gate_up d_shared_down".split())
+MOE_BACKWARD = _more(
+    MOE_FORWARD,
+    *((name, "u8") for name in "dy_at dx_at dout dx dpre dx_rows dweights dlogits partials".split()),
+    *((name, "u8") for name in "own_left own_right own_dx pieces".split()),
+    *((name, MOE_GRADIENT) for name in MOE_GRADIENTS),
+    ("aux_grad", "f4"),
+    *((name, "u4") for name in "round_rows replays_all router_copies router_ld own_ld piece_cap".split()),
+    *((name, "u4") for name in "cols_h cols_i cols_2i cols_s rows_h rows_2i rows_2s rows_r tile_m".split()),
+)
 MOE_NOBODY = 0xFFFFFFFF  # no column
 MOE_GIVEN = ("no_choices", "experts", "experts_and_weights")
 MOE_SCORES = ("softmax", "sigmoid", "sqrtsoftplus")

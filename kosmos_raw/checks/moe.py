@@ -47,6 +47,11 @@ class MoeCase:
     repeats: int = 2
     delay_us: int = 0
     seed: int = 0
+    # of moe_backward
+    into: str = "set_bf16"  # an Into (hip_kernels/work/sum.h): where gradients of weights go
+    recompute: bool = False
+    aux_grad: float = 1.0
+    zero_dy: bool = False  # so that all gradients are those of the auxiliary loss
 
     @property
     def ranks(self) -> int:
@@ -69,13 +74,14 @@ class MoeCase:
 
 
 def arena_bytes(case: MoeCase, tile: Tile) -> int:
-    """Room for the layer of `case`, and one like it with rings that hold all."""
+    """Room for the layer of `case`, one like it with rings that hold all, and a backward of either."""
     sizes = [replace(case, rings=rings).rings_for(tile) for rings in (case.rings, "all")]
     plans = [
         plan_moe_forward(case.config, case.ranks, max(case.tokens), tile, 4, rings=r, pad=case.pad, pull=case.pull)
         for r in sizes
     ]
-    return sum(p.arena_bytes for p in plans)
+    backward = 2 * max(p.x_bytes + p.combine_bytes for p in plans)
+    return sum(p.arena_bytes for p in plans) + backward
 
 
 def own_weights(case: MoeCase, w: Weights, rank: int, xp: Any) -> MoEWeights:
@@ -101,17 +107,11 @@ def own_weights(case: MoeCase, w: Weights, rank: int, xp: Any) -> MoEWeights:
     )
 
 
-def make_layer(comm: Communicator, case: MoeCase, w: Weights) -> MoELayer:
-    return MoELayer(
-        comm,
-        case.config,
-        own_weights(case, w, comm.rank, comm.device.xp),
-        tokens=max(case.tokens),
-        rings=case.rings_for(comm.kernel("moe_forward").tile),
-        policy=case.policy,
-        pad=case.pad,
-        pull=case.pull,
-    )
+def make_layer(comm: Communicator, case: MoeCase, w: Weights, **options: Any) -> MoELayer:
+    given: dict[str, Any] = {"rings": case.rings_for(comm.kernel("moe_forward").tile), "policy": case.policy}
+    given |= {"pad": case.pad, "pull": case.pull, "recompute": case.recompute, **options}
+    weights = own_weights(case, w, comm.rank, comm.device.xp)
+    return MoELayer(comm, case.config, weights, tokens=max(case.tokens), **given)
 
 
 def run(comm: Communicator, case: MoeCase, progress: bool = False) -> Outcome:
@@ -143,7 +143,7 @@ def run(comm: Communicator, case: MoeCase, progress: bool = False) -> Outcome:
             comm.synchronize()
             times.append(time.perf_counter() - start)
             results.append(_results(case, saved, guarded))
-            if not np.array_equal(_to_numpy(inputs), x):
+            if not np.array_equal(to_numpy(inputs), x):
                 outcome.fail(f"iteration {iteration}: x was changed")
         _judge(outcome, case, given, comm.rank, iteration, results)
     comm.device.most_delay_us = 0
@@ -170,7 +170,7 @@ def _results(case: MoeCase, saved: MoESaved, guarded: Any) -> dict[str, np.ndarr
         found["logits"] = saved.logits
         if case.config.aux_loss != "none":
             found["aux"] = saved.aux_loss
-    return {name: _to_numpy(array) for name, array in found.items()}
+    return {name: to_numpy(array) for name, array in found.items()}
 
 
 def _judge(
@@ -225,5 +225,5 @@ def _judge_given(
     return same | {"out": compare(got["out"], out.value, out.error)}
 
 
-def _to_numpy(array: Any) -> np.ndarray:
+def to_numpy(array: Any) -> np.ndarray:
     return np.array(array.get() if hasattr(array, "get") else array)

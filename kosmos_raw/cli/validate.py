@@ -20,7 +20,7 @@ from .shared import (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("op", choices=(*OPS, validate_moe.OP))
+    parser.add_argument("op", choices=(*OPS, *validate_moe.OPS))
     add_group_arguments(parser)
     add_shape_arguments(parser, m=2048, n=512, k=512)
     parser.add_argument("--iters", type=int, default=5, help="each with new data (default: 5)")
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.op == validate_moe.OP:
+    if args.op in validate_moe.OPS:
         return validate_moe.run(args)
     changes = {"arena": args.arena, "iters": args.iters, "repeats": args.repeats, "delay_us": args.delays}
     case = replace(case_of(args), **changes)

@@ -1,4 +1,4 @@
-"""validate moe_forward: is the whole layer right here?"""
+"""validate moe_forward, validate moe_backward: is the whole layer right here?"""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import argparse
 from dataclasses import replace
 from typing import Any
 
-from ..checks import moe
+from ..build.params import INTO
+from ..checks import moe, moe_backward
 from ..checks.validate import Outcome, merge
 from ..device.base import Tile
 from ..numerics.moe.generators import ROUTINGS
+from ..plan.moe.backward import OP as BACKWARD
 from ..plan.moe.config import MoEConfig, models
 from ..plan.moe.forward import OP
 from ..ranks.launch import launch
 from ..ranks.mpi import started_by_mpi, world_size
 from .shared import is_first_process, launch_options, print_json
 
+OPS = (OP, BACKWARD)
 LARGEST = Tile(256, 256)  # of all devices: an arena for it suits all
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(OP)
+    group = parser.add_argument_group(" and ".join(OPS))
     group.add_argument("--model", choices=tuple(models()), default="DeepSeek-V3", help="(default: DeepSeek-V3)")
     group.add_argument("--scale", type=int, default=32, help="divides the model's sizes (default: 32)")
     group.add_argument("--tokens", default="64", help="of every rank, one number or like 3,0,5 (default: 64)")
@@ -32,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--pad", type=int, default=1, help="rows to whose multiples groups are filled up (default: 1)")
     group.add_argument("--float-router", action="store_true", help="a router of float32")
     group.add_argument("--given-weights", action="store_true", help="choices and weights from outside")
+    group = parser.add_argument_group(BACKWARD)
+    group.add_argument("--into", choices=INTO, default="set_bf16", help="where gradients of weights go")
+    group.add_argument("--recompute", action="store_true", help="the forward keeps neither rows nor pre-activations")
+    group.add_argument("--aux-grad", type=float, default=1.0, help="dL / d(auxiliary loss) (default: 1)")
+    group.add_argument("--zero-dy", action="store_true", help="no gradient but that of the auxiliary loss")
 
 
 def case_of(args: argparse.Namespace) -> moe.MoeCase:
@@ -52,21 +60,26 @@ def case_of(args: argparse.Namespace) -> moe.MoeCase:
         float_router=args.float_router,
         given_weights=args.given_weights,
         seed=args.seed,
+        into=args.into,
+        recompute=args.recompute,
+        aux_grad=args.aux_grad,
+        zero_dy=args.zero_dy,
     )
 
 
 def title(case: moe.MoeCase, args: argparse.Namespace) -> str:
     """The case in few words."""
     layer = f"{args.model} / {args.scale}, {max(case.tokens)} tokens, {case.routing}, {case.policy}"
-    return f"{OP} on {args.device}: {case.ranks} ranks, {layer}"
+    return f"{args.op} on {args.device}: {case.ranks} ranks, {layer}"
 
 
 def run(args: argparse.Namespace) -> int:
     if args.dtype != "bf16":
-        raise ValueError(f"{OP}: dtype is {args.dtype}, which the layer does not have yet; it multiplies bf16")
+        raise ValueError(f"{args.op}: dtype is {args.dtype}, which the layer does not have yet; it multiplies bf16")
     case = replace(case_of(args), iters=args.iters, repeats=args.repeats, delay_us=args.delays)
     options = launch_options(args, moe.arena_bytes(case, LARGEST))
-    outcome = merge(launch(moe.run, case, not args.json, **options))
+    check = moe_backward.run if args.op == BACKWARD else moe.run
+    outcome = merge(launch(check, case, not args.json, **options))
     if is_first_process():
         _print(args, case, outcome)
     return 0 if outcome.passed else 1
@@ -76,7 +89,7 @@ def report(args: argparse.Namespace, case: moe.MoeCase, outcome: Outcome) -> dic
     """The fields of --json."""
     c = case.config
     return {
-        "op": OP,
+        "op": args.op,
         "dtype": "bf16",
         "device": args.device,
         "ranks": case.ranks,
@@ -91,6 +104,7 @@ def report(args: argparse.Namespace, case: moe.MoeCase, outcome: Outcome) -> dic
         "routing": case.routing,
         "rings": case.rings,
         "policy": case.policy,
+        **({"into": case.into, "recompute": case.recompute} if args.op == BACKWARD else {}),
         "iters": case.iters,
         "repeats": case.repeats,
         "rel_error": outcome.rel_error,

@@ -19,6 +19,8 @@ from .tolerance import FP32_EPS
 
 FP32_TINY = 2.0**-126  # below it a device may round to zero
 BF16_PARTS = {1: 0.0, 2: 2.0**-17, 3: 2.0**-24}  # error of a float32 as the sum of so many BF16: relative
+# A float32 of two parts times one of three: of six products, the least is left out.
+BF16_PARTS[5] = BF16_PARTS[2] + BF16_PARTS[3] + 2.0**-25
 
 
 class Near:
@@ -88,17 +90,7 @@ class Near:
         return Near.of(other) / self
 
     def __matmul__(self, other: Any) -> Near:
-        return self._product(Near.of(other), 1)
-
-    def _product(self, other: Near, parts: int) -> Near:
-        a, b = np.abs(self.value), np.abs(other.value)
-        inherited = np.zeros(())
-        if self.error.any():
-            inherited = inherited + self.error @ other.largest
-        if other.error.any():
-            inherited = inherited + a @ other.error
-        sums = (parts * self.value.shape[-1] + 1) * FP32_EPS + BF16_PARTS[parts]
-        return Near(self.value @ other.value, inherited + sums * (a @ b + inherited) + FP32_TINY)
+        return _contracted([(self, Near.of(other), 1)])
 
     def __rmatmul__(self, other: Any) -> Near:
         return Near.of(other) @ self
@@ -143,10 +135,29 @@ def bf16(x: Array) -> Array:
 
 
 def product(a: Array, b: Array, parts: int) -> Array:
-    """a @ b, where one of them is FP32 and is multiplied as the sum of `parts` BF16."""
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return a @ b
-    return Near.of(a)._product(Near.of(b), parts)
+    """a @ b, where one of them is FP32 and is multiplied as the sum of `parts` BF16; 5: both are, of 2 and 3 parts."""
+    return products((a, b, parts))
+
+
+def products(*factors: tuple[Array, Array, int]) -> Array:
+    """The sum of several such products, made as one contraction."""
+    if all(isinstance(x, np.ndarray) for a, b, _ in factors for x in (a, b)):
+        return sum(a @ b for a, b, _ in factors)  # type: ignore[return-value]
+    return _contracted([(Near.of(a), Near.of(b), parts) for a, b, parts in factors])
+
+
+def _contracted(factors: list[tuple[Near, Near, int]]) -> Near:
+    value = inherited = magnitude = split = np.zeros(())
+    for a, b, parts in factors:
+        own, most = np.zeros(()), np.abs(a.value) @ np.abs(b.value)
+        if a.error.any():
+            own = own + a.error @ b.largest
+        if b.error.any():
+            own = own + np.abs(a.value) @ b.error
+        value, inherited, magnitude = value + a.value @ b.value, inherited + own, magnitude + most
+        split = split + BF16_PARTS[parts] * (most + own)
+    terms = sum(parts * a.shape[-1] for a, _, parts in factors)
+    return Near(value, inherited + split + (terms + 1) * FP32_EPS * (magnitude + inherited) + FP32_TINY)
 
 
 def to_bf16(x: np.ndarray) -> np.ndarray:

@@ -14,8 +14,12 @@ from ..plan.moe.forward import LANES, OP, TOKEN_WORDS, Crews, MoeForwardPlan, pl
 from ..plan.moe.sizes import Rings
 from ..ranks.communicator import POISON, Communicator
 from .arguments import as_matrix, local_operand, result, symmetric_operand
+from .moe_backward import Forwarded, MoEBackward
+from .moe_gradients import MoEGradients
 from .moe_saved import MoESaved
 from .moe_weights import MoEWeights, Prepared, parts_of, refuse_extra
+
+OF_ALL_LAYERS = ("h", "y")  # what no launch finds as another one has left it
 
 
 class MoELayer:
@@ -34,7 +38,10 @@ class MoELayer:
         policy: how WGs divide moving and building, see plan.moe.forward.crews_for; crews: instead of what follows.
         pad: to whose multiples the rows of a source for an expert are filled up with zeros; a divisor of a tile's rows.
         pull: owners pull rows, instead of sources pushing them.
-        keep: keeps pre-activations for the backward.
+        keep: keeps what `backward` needs.
+        recompute: `backward` pushes rows and makes pre-activations of experts again, to the same bits. Kept are tokens,
+            routing and experts' rows of the output; rings then belong to all layers.
+        round_rows: see plan.moe.backward; bits of experts' gradients depend on it. None: half of what rings hold.
         strided: takes a hot expert's rows from all sources at a time.
     Making one, `forward` and `close` are collective.
     Raises:
@@ -58,9 +65,11 @@ class MoELayer:
         pad: int = 1,
         pull: bool = False,
         keep: bool = True,
+        recompute: bool = False,
+        round_rows: int | None = None,
         strided: bool = True,
     ):
-        self.comm, self.config, self.strided = comm, config, strided
+        self.comm, self.config, self.strided, self.recompute = comm, config, strided, recompute
         refuse_extra(config, weights)
         kernel = comm.kernel(OP)
         self.plan: MoeForwardPlan = plan_moe_forward(
@@ -82,8 +91,11 @@ class MoELayer:
         self._name = f"{OP}.{next(self._numbers)}"
         self._bytes = self._sizes()
         self.set_weights(weights)
-        hidden, tile_m, rings = config.hidden, self.plan.tile.m, self.plan.rings
-        self._x_ring = comm.empty((rings.x_slots * tile_m, hidden), np.uint16)
+        hidden = config.hidden
+        self._round_rows = round_rows
+        self._backward: MoEBackward | None = None
+        self._last: Forwarded | None = None
+        self._x_ring = None if recompute else comm.empty((self.plan.x_bytes // 2 // hidden, hidden), np.uint16)
         self._combine = comm.empty((max(1, tokens * config.top_k), hidden), np.uint16)
         self._list = comm.empty((max(2, tokens * config.top_k),), np.uint64)
 
@@ -134,22 +146,55 @@ class MoELayer:
         )
         places = ("x_at", "combine_at", "counts_at", *(("source_at", "list_at") if plan.pull else ()))
         call += tuple(int(params[name][0]) for name in places)
+        self._last = None
         self.comm.launch(OP, params, call, plan.counter_words(tokens), self._operands(params, tokens))
         if not direct:
             out.view(np.uint16)[...] = self._array("out", tuple(x.shape), np.uint16)
         self.forwards += 1
-        return out, MoESaved(self, x, given, params, self.forwards)
+        saved = MoESaved(self, x, given, params, self.forwards)
+        self._last = Forwarded(saved, call, self.weights)
+        return out, saved
+
+    def backward(
+        self,
+        dy: Any,
+        *,
+        aux_grad: float = 1.0,
+        dx: Any | None = None,
+        into: MoEWeights | None = None,
+        accumulate: bool = False,
+    ) -> MoEGradients:
+        """Gradients of the layer's last forward, in one launch a rank (paper section 3.3.2). Collective.
+
+        Rows that rings no longer hold are pushed, and pre-activations made, once more: bits are the same in any memory.
+        The forward's x must be as it was. May be called again, then without the help of what rings have held.
+
+        Args:
+            dy: bf16 [T, hidden]: dL/dY of this rank's tokens.
+            aux_grad: dL/d(auxiliary loss).
+            dx: bf16 [T, hidden] to fill; None allocates it. Must overlap neither x nor dy.
+            into: arrays to fill, each bf16 or float32; None allocates bf16.
+            accumulate: adds to them instead. Sums are FP32, and rounded once.
+        Returns: dL/dx and gradients of all weights.
+        """
+        if self._last is None:
+            raise ValueError(f"{OP}: backward wants a forward before it, whose gradients it makes; call forward")
+        if self._backward is None:
+            self._backward = MoEBackward(self, self._round_rows)
+        return self._backward.run(self._last, dy, aux_grad, dx, into, accumulate)
 
     def close(self) -> None:
         """Gives the layer's memory back. Collective; no launch may be under way."""
         for array in (self._x_ring, self._combine, self._list):
-            self.comm.free(array)
+            if array is not None:
+                self.comm.free(array)
         self.comm.forget(f"{self._name}.")
 
     def poison(self) -> None:
         """Fills what Communicator.poison leaves alone of the layer's memory with NaNs: what peers write into."""
         for array in (self._x_ring, self._combine, self._list):
-            self.comm.device.fill(self.comm.device.address_of(array), array.nbytes, POISON)
+            if array is not None:
+                self.comm.device.fill(self.comm.device.address_of(array), array.nbytes, POISON)
 
     # -- what a call is made of
 
@@ -207,12 +252,23 @@ class MoELayer:
         p["arena_of"][: comm.ranks] = [arena.address(q) for q in range(comm.ranks)]
         offset, nbytes = comm.symmetric_region("moe.counts", 2 * plan.counts_bytes, OP)
         p["counts_at"], p["counts_words"] = offset // 16, nbytes // 2 // 16
-        for name, array in (("x_at", self._x_ring), ("combine_at", self._combine), ("list_at", self._list)):
+        self.place_rings(p)
+        for name, array in (("combine_at", self._combine), ("list_at", self._list)):
             p[name] = (comm.device.address_of(array) - arena.address(comm.rank)) // 16
         p["list"] = comm.device.address_of(self._list)
         if plan.pull:
             most = plan.tokens * self.config.hidden * 2
             p["source_at"] = symmetric_operand(comm, OP, x, self.config.hidden, most) // 16
+
+    def place_rings(self, p: Any) -> None:
+        """Fills in where rings are now: those of all layers together may have moved."""
+        comm = self.comm
+        if self._x_ring is None:
+            p["x_at"] = comm.symmetric_region("moe.x_ring", self.plan.x_bytes, OP)[0] // 16
+        else:
+            p["x_at"] = (comm.device.address_of(self._x_ring) - comm.arena.address(comm.rank)) // 16
+        for name in OF_ALL_LAYERS:
+            p[name] = self._room(name)
 
     def _symmetric(self, p: Any, name: str) -> int:
         return self.comm.arena.address(self.comm.rank, int(p[name]) * 16)
@@ -242,7 +298,7 @@ class MoELayer:
         rows = {"h": rings.h_slots * tile_m * plan.width, "y": rings.y_slots * tile_m * c.hidden}
         rows |= {"shared_h": most * plan.shared_width, "shared_y": most * c.hidden * bool(c.shared_width)}
         if plan.keep:
-            rows |= {"pre": 2 * rows["h"], "shared_pre": 2 * rows["shared_h"]}
+            rows |= {"shared_pre": 2 * rows["shared_h"]} | ({} if self.recompute else {"pre": 2 * rows["h"]})
         words = {"choices": most * c.top_k, "token_scratch": TOKEN_WORDS * most, "places": plan.blocks * c.experts}
         words |= {"aux_parts": plan.blocks * c.experts, "aux_sums": c.experts, "aux_loss": 1}
         words |= {"row_of_slot": most * c.top_k, "scan_room": LANES}
@@ -274,7 +330,7 @@ class MoELayer:
         p, c, plan = params[0], self.config, self.plan
         m, n = plan.tile.m, plan.tile.n // 2  # see Matrix.box_lines
         own = len(c.experts_of(self.comm.rank, self.comm.ranks))
-        w, ring = p["weights"], self.comm.device.address_of(self._x_ring)
+        w, ring = p["weights"], self.comm.arena.address(self.comm.rank, int(p["x_at"]) * 16)
         read = [
             (p["x"], tokens, c.hidden, m),
             (w["router"], int(p["router_rows"]) * plan.router_parts, c.hidden, n),
@@ -289,7 +345,8 @@ class MoELayer:
         return [Matrix(int(at), lines, width, width, high) for at, lines, width, high in read if lines and width]
 
     def _room(self, name: str) -> int:
-        return self.comm.local(f"{self._name}.{name}", max(16, self._bytes[name]))
+        owner = "moe" if name in OF_ALL_LAYERS else self._name
+        return self.comm.local(f"{owner}.{name}", max(16, self._bytes[name]))
 
     def _array(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
         return self.comm.device.array(self._room(name), shape, dtype, self.comm)

@@ -142,16 +142,17 @@ class MoESaved:
     # -- rows
 
     @property
-    def received(self) -> Any:
+    def received(self) -> Any | None:
         """[x_slots * tile_m, H] BF16: rows of x that this rank's experts were given (weighted, if inputs are). Rows of
-        padding are zero, rows behind an expert's last hold anything."""
-        return self._ring("x_slots", self._config.hidden, self._arena("x_at"))
+        padding are zero, rows behind an expert's last hold anything. None of a layer that has them pushed again."""
+        return None if self.layer.recompute else self._ring("x_slots", self._config.hidden, self._arena("x_at"))
 
     @property
     def pre(self) -> Any | None:
         """[h_slots * tile_m, 2 I] BF16 pre-activations: 16 of gate and 16 of up in turn (moe_weights.separated takes
         them apart). None of a layer that does not keep them."""
-        return self._ring("h_slots", 2 * self.layer.plan.width, int(self._p["pre"])) if self.layer.plan.keep else None
+        address = int(self._p["pre"])
+        return self._ring("h_slots", 2 * self.layer.plan.width, address) if address else None
 
     @property
     def combine(self) -> Any:

@@ -41,10 +41,15 @@ def hidden(x: Array, g: Array, u: Array, limit: float | None) -> Hidden:
     return Hidden(x, g, u, near.bf16(activation(g, u, limit)))
 
 
-def forward(x: Array, gate_up: Array, down: Array, limit: float | None) -> tuple[Array, Hidden]:
-    """Rows x [n, H] through gate_up [2 I, H] and down [H, I]; the result is rounded, [n, H]."""
+def kept_of(x: Array, gate_up: Array, limit: float | None) -> Hidden:
+    """Rows x [n, H] through gate_up [2 I, H]."""
     width = gate_up.shape[0] // 2
-    kept = hidden(x, near.bf16(x @ gate_up[:width].T), near.bf16(x @ gate_up[width:].T), limit)
+    return hidden(x, near.bf16(x @ gate_up[:width].T), near.bf16(x @ gate_up[width:].T), limit)
+
+
+def forward(x: Array, gate_up: Array, down: Array, limit: float | None) -> tuple[Array, Hidden]:
+    """Then through down [H, I]; the result is rounded, [n, H]."""
+    kept = kept_of(x, gate_up, limit)
     return near.bf16(kept.h @ down.T), kept
 
 
@@ -67,6 +72,11 @@ def backward(kept: Hidden, dy: Array, down: Array, limit: float | None, weight: 
     return Backward(dg, du, near.concatenate([dg.T @ kept.x, du.T @ kept.x]), dy.T @ h)
 
 
+def input_factors(b: Backward, gate_up: Array) -> tuple[Array, Array, int]:
+    """dL/dx, [n, H], as a product for near.products."""
+    return near.concatenate([b.dg, b.du], axis=1), gate_up, 1
+
+
 def input_gradient(b: Backward, gate_up: Array) -> Array:
-    """dL/dx, [n, H], not rounded."""
-    return near.concatenate([b.dg, b.du], axis=1) @ gate_up
+    """The same, not rounded."""
+    return near.products(input_factors(b, gate_up))

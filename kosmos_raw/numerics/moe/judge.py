@@ -8,9 +8,10 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from ...plan.moe.config import MoEConfig
+from .. import near
 from ..near import Near
 from ..tolerance import Comparison, compare
-from . import layer
+from . import experts, layer
 from .routing import keys_of, legal, route
 
 
@@ -51,7 +52,7 @@ def judge_forward(
     logits = f.routing.logits
     assert isinstance(logits, Near)
     rest = {name: value for name, value in got.items() if name != "ids"}
-    return {"ids": judge_routing(config, logits, w.bias, got["ids"])} | _compared(rest, wanted)
+    return {"ids": judge_routing(config, logits, w.bias, got["ids"])} | compared(rest, wanted)
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,33 @@ class Given:
     choices: np.ndarray | None = None  # [T, k] as the kernel counted for the auxiliary loss
 
 
+def backward_of(config: MoEConfig, given: Given, w: layer.Weights, *, aux_scale: float = 1.0) -> layer.Gradients:
+    """Of one rank's tokens, with bounds. What it says of experts' weights is these tokens' part alone."""
+    x, near_w = layer.lift(given.x, w)
+    f = layer.resumed(config, x, near_w, given.saved, sequences=given.sequences, choices=given.choices)
+    return layer.backward(config, f, near_w, Near.of(given.dout), aux_scale=aux_scale)
+
+
+def expert_gradients(config: MoEConfig, ranks: Sequence[Given], w: layer.Weights, e: int) -> tuple[Near, Near]:
+    """Of one expert's gate_up and down, over its rows of all ranks, in one contraction."""
+    _, near_w = layer.lift(np.zeros((0, config.hidden)), w)
+    kept, dy = [], []
+    for rank in ranks:
+        at = np.nonzero(rank.saved.ids == e)
+        kept.append(layer.expert_kept(config, Near.of(rank.x), near_w.gate_up[e], rank.saved, (at[0], at[1])))
+        weights = Near.of(rank.saved.weights)
+        dy.append(layer.expert_dy(config, Near.of(rank.dout), weights, (at[0], at[1])))
+    of_all = experts.Hidden(*(near.concatenate([getattr(k, f.name) for k in kept]) for f in fields(experts.Hidden)))
+    b = experts.backward(of_all, near.concatenate(dy), near_w.down[e], config.swiglu_limit)
+    return Near.of(b.gate_up), Near.of(b.down)
+
+
 def judge_backward(
     config: MoEConfig,
     ranks: Sequence[Given],
     w: layer.Weights,
     got: Sequence[Mapping[str, np.ndarray]],
-    experts: Mapping[str, np.ndarray],
+    of_experts: Mapping[str, np.ndarray],
     *,
     aux_scale: float = 1.0,
 ) -> tuple[list[dict[str, Comparison]], dict[str, Comparison]]:
@@ -80,19 +102,15 @@ def judge_backward(
         got: of each rank any of "x" [T, H], "slot_weights" [T, k], "logits" [T, E] and what a rank has of its own in
             Weights (router, shared_gate_up, shared_down, shared_gate): gradients, those of weights before they are
             rounded to BF16.
-        experts: "gate_up" and "down" of all experts, summed over the ranks.
+        of_experts: "gate_up" and "down" of all experts.
     """
-    near_w = layer.lift(np.zeros((0, config.hidden)), w)[1]
-    each = []
-    for rank in ranks:
-        f = layer.resumed(config, Near.of(rank.x), near_w, rank.saved, sequences=rank.sequences, choices=rank.choices)
-        each.append(layer.backward(config, f, near_w, Near.of(rank.dout), aux_scale=aux_scale))
-    own = [_compared(mine, gradients_by_name(g)) for mine, g in zip(got, each, strict=True)]
-    sums: dict[str, object] = {}
-    for name in ("gate_up", "down"):
-        first, *rest = (getattr(g.weights, name) for g in each)
-        sums[name] = sum(rest, first)
-    return own, _compared(experts, sums)
+    own = [
+        compared(mine, gradients_by_name(backward_of(config, rank, w, aux_scale=aux_scale)))
+        for mine, rank in zip(got, ranks, strict=True)
+    ]
+    wanted = [expert_gradients(config, ranks, w, e) for e in range(config.experts)]
+    stacked = {name: near.stack([pair[i] for pair in wanted]) for i, name in enumerate(("gate_up", "down"))}
+    return own, compared(of_experts, stacked)
 
 
 def gradients_by_name(g: layer.Gradients) -> dict[str, object]:
@@ -100,7 +118,8 @@ def gradients_by_name(g: layer.Gradients) -> dict[str, object]:
     return {"x": g.x, "slot_weights": g.slot_weights, "logits": g.logits} | of_weights
 
 
-def _compared(got: Mapping[str, np.ndarray], wanted: Mapping[str, object]) -> dict[str, Comparison]:
+def compared(got: Mapping[str, np.ndarray], wanted: Mapping[str, object]) -> dict[str, Comparison]:
+    """Each of `got` with what is wanted of that name."""
     results = {}
     for name, value in got.items():
         want = wanted[name]

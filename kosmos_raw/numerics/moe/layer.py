@@ -114,8 +114,8 @@ class Saved:
     ids: np.ndarray  # [T, k]
     logits: np.ndarray  # [T, E]
     weights: np.ndarray  # [T, k]
-    g: np.ndarray  # [T, k, I]
-    u: np.ndarray  # [T, k, I]
+    g: np.ndarray | None  # [T, k, I]; None: not known here, and multiplied again
+    u: np.ndarray | None  # [T, k, I]
     y: np.ndarray  # [T, k, H]
     shared_g: np.ndarray | None = None  # [T, Is]
     shared_u: np.ndarray | None = None  # [T, Is]
@@ -136,10 +136,8 @@ def resumed(
     logits, weights = Near.of(saved.logits), Near.of(saved.weights)
     r = Routing(logits, scores_of(config, logits), saved.ids, weights)
     aux, dscores = aux_loss(config, r, sequences, choices)
-    rows, kept = _rows_of(config, saved.ids), []
-    for at in rows:
-        given = x[at[0]] if config.weight_on == "output" else near.bf16(x[at[0]] * weights[at][:, None])
-        kept.append(experts.hidden(given, Near.of(saved.g[at]), Near.of(saved.u[at]), config.swiglu_limit))
+    rows = _rows_of(config, saved.ids)
+    kept = [expert_kept(config, x, w.gate_up[e], saved, at) for e, at in enumerate(rows)]
     y = Near.of(saved.y)
     parts: tuple[Any, ...] = ()
     if config.shared_width:
@@ -147,6 +145,21 @@ def resumed(
         hidden = experts.hidden(x, Near.of(saved.shared_g), Near.of(saved.shared_u), None)
         parts = hidden, Near.of(saved.shared_y), gate
     return Forward(near.zeros(x.shape, x), x, r, aux, dscores, y, rows, kept, *parts)
+
+
+def expert_kept(
+    config: MoEConfig, x: Near, gate_up: Array, saved: Saved, at: tuple[np.ndarray, np.ndarray]
+) -> experts.Hidden:
+    """Of an expert's rows, (tokens, slots) of one rank."""
+    given = x[at[0]] if config.weight_on == "output" else near.bf16(x[at[0]] * Near.of(saved.weights)[at][:, None])
+    if saved.g is None or saved.u is None:
+        return experts.kept_of(given, gate_up, config.swiglu_limit)
+    return experts.hidden(given, Near.of(saved.g[at]), Near.of(saved.u[at]), config.swiglu_limit)
+
+
+def expert_dy(config: MoEConfig, dout: Array, weights: Array, at: tuple[np.ndarray, np.ndarray]) -> Array:
+    """dL/d(rows of an expert's output), rounded."""
+    return dout[at[0]] if config.weight_on == "input" else near.bf16(dout[at[0]] * weights[at][:, None])
 
 
 @dataclass(frozen=True)
@@ -165,9 +178,7 @@ def backward(config: MoEConfig, f: Forward, w: Weights, dout: Array, *, aux_scal
     dx_rows = near.zeros(f.y.shape, f.y)
     gate_up, down = [], []
     for e, (tokens, slots) in enumerate(f.rows):
-        dy = dout[tokens]
-        if config.weight_on == "output":
-            dy = near.bf16(dy * r.weights[tokens, slots][:, None])
+        dy = expert_dy(config, dout, r.weights, (tokens, slots))
         b = experts.backward(f.kept[e], dy, w.down[e], config.swiglu_limit)
         near.put(dx_rows, (tokens, slots), near.bf16(experts.input_gradient(b, w.gate_up[e])))
         gate_up.append(b.gate_up)
@@ -179,25 +190,27 @@ def backward(config: MoEConfig, f: Forward, w: Weights, dout: Array, *, aux_scal
         dweights = (f.y * dout[:, None]).sum(-1)
         dx = dx_rows.sum(1)
     dz = logits_gradient(config, r, dweights, f.dscores * aux_scale)
-    dx = dx + near.product(dz, w.router, 2)
+    own = [(dz, w.router, 2 if near.is_bf16(w.router) else 5)]  # in one contraction, with the shared expert's
+    shared: tuple[Array, ...] = ()
+    if config.shared_width:
+        more, *shared = _shared_backward(config, f, w, dout)  # type: ignore[assignment]
+        own += more  # type: ignore[arg-type]
     router = near.product(dz.T, f.x, 2)
-    if not config.shared_width:
-        return Gradients(near.bf16(dx), Weights(router, near.stack(gate_up), near.stack(down)), dweights, dz)
-    own, *shared = _shared_backward(config, f, w, dout)
     weights = Weights(router, near.stack(gate_up), near.stack(down), *shared)  # type: ignore[arg-type]
-    return Gradients(near.bf16(dx + own), weights, dweights, dz)
+    return Gradients(near.bf16(dx + near.products(*own)), weights, dweights, dz)
 
 
-def _shared_backward(config: MoEConfig, f: Forward, w: Weights, dout: Array) -> tuple[Array, ...]:
-    """Its part of dx, not rounded; gradients of gate_up, down and gate."""
+def _shared_backward(config: MoEConfig, f: Forward, w: Weights, dout: Array) -> tuple[Any, ...]:
+    """Its part of dx, as products; gradients of gate_up, down and gate."""
     assert f.shared is not None and f.shared_y is not None and w.shared_gate_up is not None
     assert w.shared_down is not None
     if not config.gated_shared:
         b = experts.backward(f.shared, dout, w.shared_down, None)
-        return experts.input_gradient(b, w.shared_gate_up), b.gate_up, b.down
+        return [experts.input_factors(b, w.shared_gate_up)], b.gate_up, b.down
     assert f.shared_weight is not None and w.shared_gate is not None
     s = f.shared_weight
     b = experts.backward(f.shared, dout, w.shared_down, None, s)
     dlogit = (s * (1.0 - s) * (f.shared_y * dout).sum(-1))[:, None]
-    dx = experts.input_gradient(b, w.shared_gate_up) + near.product(dlogit, w.shared_gate[None], 2)
-    return dx, b.gate_up, b.down, near.product(f.shared.x.T, dlogit, 2)[:, 0]
+    of_gate = (dlogit, w.shared_gate[None], 2 if near.is_bf16(w.shared_gate) else 5)
+    of_x = [experts.input_factors(b, w.shared_gate_up), of_gate]
+    return of_x, b.gate_up, b.down, near.product(f.shared.x.T, dlogit, 2)[:, 0]

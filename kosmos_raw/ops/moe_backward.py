@@ -1,0 +1,192 @@
+"""moe_backward: the gradients of an MoE layer, in one launch a rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..build.params import MOE_BACKWARD, MOE_FORWARD
+from ..device.base import Matrix
+from ..plan.moe.backward import OP, ROUTER_PARTS, MoeBackwardPlan, plan_moe_backward
+from .arguments import as_matrix, hand_over, is_plain, local_operand, result
+from .moe_gradients import Gradient, MoEGradients, destination, gradients
+from .moe_saved import MoESaved
+from .moe_weights import MoEWeights, Prepared
+
+if TYPE_CHECKING:
+    from .moe_forward import MoELayer
+
+
+@dataclass
+class Forwarded:
+    """The forward that a backward goes back through."""
+
+    saved: MoESaved
+    call: tuple[Any, ...]  # what was equal on all ranks
+    weights: Prepared  # of which the params have addresses
+    backwards: int = 0  # so far
+
+    @property
+    def asked(self) -> bool:
+        """Whether the router was."""
+        return self.saved.given != "experts_and_weights"
+
+
+class MoEBackward:
+    """Backwards of one layer. Making one and `run` are collective."""
+
+    def __init__(self, layer: MoELayer, round_rows: int | None):
+        self.layer, self.comm = layer, layer.comm
+        self.plan: MoeBackwardPlan = plan_moe_backward(layer.plan, round_rows)
+        kernel = self.comm.kernel(OP)
+        if kernel.tile != layer.plan.tile:
+            raise ValueError(f"{OP}: its tile is {kernel.tile}, the forward's {layer.plan.tile}; they must be the same")
+        self._bytes = self.plan.local_bytes()
+        self._right: tuple[Prepared, bool, Any] | None = None  # own_right, and of what it is made
+
+    def run(
+        self,
+        of: Forwarded,
+        dy: Any,
+        aux_grad: float,
+        dx: Any | None,
+        into: MoEWeights | None,
+        accumulate: bool,
+    ) -> MoEGradients:
+        comm, plan = self.comm, self.plan
+        dy = as_matrix(comm, OP, "dy", dy)
+        x = of.saved.x
+        shape = tuple(x.shape)
+        if tuple(dy.shape) != shape:
+            raise ValueError(
+                f"{OP}: dy has shape {tuple(dy.shape)}, want {shape}, as the forward's x on rank {comm.rank}"
+            )
+        dx = result(comm, OP, dx, shape, x.dtype, {"x": x, "dy": dy}, "dx")
+        to = destination(comm, plan, into, accumulate, x.dtype, {"x": x, "dy": dy, "dx": dx})
+        params = self._params(of, dy, dx, aux_grad)
+        made = list(
+            gradients(
+                comm,
+                plan,
+                to,
+                accumulate,
+                int(params["router_rows"][0]) if plan.router_ld(not of.asked) else 0,
+                of.asked,
+            )
+        )
+        for gradient in made:
+            self._fill_gradient(params[gradient.name], gradient)
+            gradient.bring()
+        p = params[0]
+        call = (*of.call, plan.round_rows, int(p["replays_all"]), int(p["dy_at"]), int(p["dx_at"]))
+        tokens = int(p["tokens"])
+        comm.launch(OP, params, call, plan.counter_words(tokens), self._operands(of, params))
+        of.backwards += 1
+        for gradient in made:
+            gradient.take()
+        hand_over(comm, int(p["dx"]), dx, plan.forward.config.hidden)
+        top_k = plan.forward.config.top_k
+        slots = self._array("dweights", (tokens, top_k), np.uint64)
+        slot_weights = (slots >> 32).astype(np.uint32).view(np.float32)
+        logits = None
+        if of.asked:
+            columns = int(p["router_rows"])
+            logits = self._array("dlogits", (tokens, columns), np.float32)[:, : plan.forward.config.experts].copy()
+        return MoEGradients(dx, to, slot_weights, logits)
+
+    # -- what a call is made of
+
+    def _params(self, of: Forwarded, dy: Any, dx: Any, aux_grad: float) -> np.ndarray:
+        comm, plan, f = self.comm, self.plan, self.plan.forward
+        hidden = f.config.hidden
+        params = np.zeros(1, MOE_BACKWARD)
+        p = params[0]
+        for name in MOE_FORWARD.names or ():
+            params[name] = of.saved.params[name]
+        self.layer.place_rings(p)
+        for name, nbytes in (("dy_at", plan.dy_bytes), ("dx_at", plan.landing_bytes)):
+            p[name] = comm.symmetric_region(f"{OP}.{name}", max(256, nbytes), OP)[0] // 16
+        for name in self._bytes.keys() - {"pre", "dx", "dout"}:
+            p[name] = self._room(name)
+        if not p["pre"]:
+            p["pre"] = self._room("pre")
+        p["dout"] = local_operand(comm, f"{OP}.dout", dy, hidden)
+        p["dx"] = comm.device.address_of(dx) if is_plain(comm, dx, hidden) else self._room("dx")
+        p["aux_grad"] = aux_grad
+        p["round_rows"], p["piece_cap"], p["side_by_side"] = plan.round_rows, plan.piece_cap, plan.side_by_side
+        p["replays_all"] = of.backwards > 0 or self.layer.recompute
+        p["router_copies"], p["router_ld"] = plan.router_copies, plan.router_ld(not of.asked)
+        p["own_ld"] = plan.own_ld(not of.asked)
+        p["own_right"] = comm.device.address_of(self._own_right(of)) if p["own_ld"] else 0
+        self._fill_tiles(p)
+        return params
+
+    def _fill_tiles(self, p: Any) -> None:
+        tile, f = self.plan.forward.tile, self.plan.forward
+        hidden, both, shared = f.config.hidden, 2 * f.width, f.shared_width
+        p["tile_m"], p["tile_n"] = tile.m, tile.n
+        columns = {"cols_h": hidden, "cols_i": f.width, "cols_2i": both, "cols_s": shared}
+        rows = {"rows_h": hidden, "rows_2i": both, "rows_2s": 2 * shared, "rows_r": int(p["router_rows"])}
+        for widths, height in ((columns, tile.n), (rows, tile.m)):
+            for name, width in widths.items():
+                p[name] = -(-width // height)
+
+    def _fill_gradient(self, to: Any, gradient: Gradient) -> None:
+        to["to"], to["into"] = gradient.address, gradient.into
+        if gradient.rounded:  # what is added in turns is rounded once
+            to["sums"] = self.comm.local(f"{OP}.{gradient.name}.sums", max(16, 4 * gradient.elements))
+
+    def _own_right(self, of: Forwarded) -> Any:
+        """[own_ld, hidden]: what multiplies copies of dlogits, and the shared expert's weight behind."""
+        if self._right is not None and self._right[0] is of.weights and self._right[1] == of.asked:
+            return self._right[2]
+        plan, f, w = self.plan, self.plan.forward, of.weights
+        ld, rows = plan.router_ld(not of.asked), f.router_rows(not of.asked)
+        right = self.comm.device.xp.zeros((plan.own_ld(not of.asked), f.config.hidden), np.uint16)
+        router = (w.router if of.asked else w.gate_alone).view(np.uint16)
+        for copy, part in enumerate(ROUTER_PARTS[f.router_parts] if rows else ()):
+            right[copy * ld : copy * ld + rows] = router[part * rows : (part + 1) * rows]
+        if w.shared_gate_up is not None:
+            right[plan.router_copies * ld :] = w.shared_gate_up.view(np.uint16)
+        self._right = of.weights, of.asked, right
+        return right
+
+    def _operands(self, of: Forwarded, params: np.ndarray) -> list[Matrix]:
+        """All matrices that tiles read, first by their rows or columns, then by k."""
+        p, f, arena = params[0], self.plan.forward, self.comm.arena
+        m, n, hidden = f.tile.m, f.tile.n // 2, f.config.hidden  # see Matrix.box_lines
+        own = len(f.config.experts_of(self.comm.rank, f.ranks))
+        w, tokens, ring, own_ld = p["weights"], int(p["tokens"]), f.rings.x_slots * m, int(p["own_ld"])
+        x_ring, dy = (arena.address(self.comm.rank, int(p[name]) * 16) for name in ("x_at", "dy_at"))
+        by_rows = [
+            (x_ring, ring, hidden, m),
+            (w["gate_up"], own * 2 * f.width, hidden, n),
+            (dy, ring, hidden, m),
+            (p["dpre"], ring, 2 * f.width, m),
+            (p["dout"], tokens, hidden, m),
+            (p["own_left"], tokens, own_ld, m),
+        ]
+        by_k = [
+            (w["down"], own * hidden, f.width),
+            (w["gate_up"], own * 2 * f.width, hidden),
+            (dy, ring, hidden),
+            (p["h"], ring, f.width),
+            (p["dpre"], ring, 2 * f.width),
+            (x_ring, ring, hidden),
+            (w["shared_down"], hidden, f.shared_width),
+            (p["dout"], tokens, hidden),
+            (p["shared_h"], tokens, f.shared_width),
+            (p["own_left"], tokens, own_ld),
+            (p["x"], tokens, hidden),
+            (p["own_right"], own_ld, hidden),
+        ]
+        read = [*by_rows, *((at, lines, width, 0) for at, lines, width in by_k)]
+        return [Matrix(int(at), lines, width, width, high) for at, lines, width, high in read if lines and width]
+
+    def _room(self, name: str) -> int:
+        return self.comm.local(f"{OP}.{name}", max(16, self._bytes[name]))
+
+    def _array(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        return self.comm.device.array(self._room(name), shape, dtype, self.comm)
