@@ -106,7 +106,7 @@ INLINE void load(const typename Op::Params& p, const Operands& o, const Slots& s
       }
     };
     order_with_tma();  // others' stores of what is loaded now
-    if (is_tile(w.kind)) load_tile<layout<Op>(), IS_A>(Op::operands(p, w), w.kind == HALF, o, p.tile_n, shared, at, before);
+    if (is_tile(w.kind)) load_tile<Op, IS_A>(w, Op::operands(p, w), o, p.tile_n, shared, at, before);
     else load_moved<Op, IS_A>(schedule, w, shared, at, before);
     if (IS_A && !said) arrive(slots.soon());
   }
@@ -168,7 +168,7 @@ template <class Op> INLINE constexpr bool halves(u32 n) {
 template <class Op, u32 N, u32 RING>
 INLINE void build(const typename Op::Params& p, const Work& w, const TileOperands& t, u32 shared, RingAt& at, PanelsAt& panels) {
   float sums[N / 2];
-  multiply_tile<layout<Op>(), N, RING>(sums, k_steps(t), shared, at);
+  multiply_tile<Op, N, RING>(sums, w, t.K, shared, at);
   if constexpr (exchanges<Op>()) {
     if (w.chunk != p.g.rank) send_tile<N>(sums, t, panels);
     else if (p.g.ranks > 1) add_tile<N>(sums, p.g, t, Op::own_rows(p, w), panels);

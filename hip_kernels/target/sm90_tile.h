@@ -12,7 +12,7 @@
 namespace target {
 constexpr u32 TILE_M = 128, TILE_N = 256, TILE_N_MEDIUM = 192, TILE_N_NARROW = 128;  // a launch's width: Params::tile_n
 constexpr u32 TILE_K = 64, PANEL = 64;
-constexpr u32 MAX_OPERANDS = 12;
+constexpr u32 MAX_OPERANDS = 18;
 static_assert(PANEL * TILE_K * 2 == PANEL_BYTES);
 
 // Stages of a tile n columns wide. Fewer cost 2 % and more; the widest tile has room for no more.
@@ -27,22 +27,25 @@ constexpr u32 SLOTS_AT = READ_AT + 6 * 8;
 constexpr u32 DYNAMIC_SHARED_BYTES = 230400;
 static_assert(stages(192) * stage_bytes(192) <= RING_BYTES && stages(128) * stage_bytes(128) <= RING_BYTES);
 
-// The matrices that the launch's tiles lie in. kosmos_raw/build/sm90.py fills it.
+// The matrices that the launch's tiles lie in: first those whose lines are rows or columns of tiles, then those whose lines
+// are k. One that is read both ways is there twice. kosmos_raw/device/cuda.py fills it.
 struct Operands {
   TensorMap maps[MAX_OPERANDS];
   u64 begin[MAX_OPERANDS], end[MAX_OPERANDS];  // addresses
   u32 line_words[MAX_OPERANDS];                // 16-byte words from line to line
-  u32 count, zero[3];
+  u32 count, by_rows;                          // by_rows: of them, the first
+  u32 zero[4];
 };
-static_assert(sizeof(Operands) == 1792);
+static_assert(sizeof(Operands) == 2688);
 
 // Where an operand of a tile begins: element x of line y of a matrix.
 struct Place {
   const TensorMap* map;
   u32 x, y;
-  INLINE Place(const Operands& o, const Vec16* first) {
-    u32 i = 0;
-    while (i + 1 < o.count && ((u64)first < o.begin[i] || (u64)first >= o.end[i])) i++;
+  INLINE Place(const Operands& o, const Vec16* first, bool by_k) {
+    u32 i = by_k ? o.by_rows : 0;
+    const u32 end = by_k ? o.count : o.by_rows;
+    while (i + 1 < end && ((u64)first < o.begin[i] || (u64)first >= o.end[i])) i++;
     const u32 words = (u32)(((u64)first - o.begin[i]) / sizeof(Vec16));
     map = &o.maps[i];
     y = words / o.line_words[i];
@@ -95,23 +98,45 @@ INLINE void load_operand(const Place& from, u32 lines, u32 steps, u32 n, u32 fir
     at.advance(stages(n));
   }
 }
-template <Layout L, bool IS_A, class Before>
+template <bool IS_A, bool BY_K, class Before>
 INLINE void load_tile(const TileOperands& t, bool half, const Operands& o, u32 n, u32 shared, RingAt& at, Before before) {
   const u32 steps = k_steps(t);
   if (!steps) return;
-  const Place from(o, IS_A ? t.a : t.b);
-  if constexpr (IS_A) load_operand<L == NT>(from, t.rows, steps, n, 0, 1, TILE_M, shared, at, before);
-  else load_operand<L != TN>(from, t.cols, steps, n, TILE_M * TILE_K * 2, half ? 1 : 2, n / 2, shared, at, before);
+  const Place from(o, IS_A ? t.a : t.b, BY_K);
+  if constexpr (IS_A) load_operand<BY_K>(from, t.rows, steps, n, 0, 1, TILE_M, shared, at, before);
+  else load_operand<BY_K>(from, t.cols, steps, n, TILE_M * TILE_K * 2, half ? 1 : 2, n / 2, shared, at, before);
+}
+template <class Op, bool IS_A, class Before>
+INLINE void load_tile(const Work& w, const TileOperands& t, const Operands& o, u32 n, u32 shared, RingAt& at, Before before) {
+  const Layout layout = layout_of<Op>(w.kind);
+  if (IS_A ? layout == NT : layout != TN) load_tile<IS_A, true>(t, w.kind == HALF, o, n, shared, at, before);
+  else load_tile<IS_A, false>(t, w.kind == HALF, o, n, shared, at, before);
+}
+
+// Of a stage, lines from `lines` on of what has k for lines: to zero, by each warpgroup for itself. A matrix may go on where
+// K ends; what two warpgroups write is the same.
+template <Layout L, u32 N> INLINE void clear_lines(u32 stage, u32 group, u32 lines) {
+  const auto clear = [&](u32 panel) {
+    for (u32 i = lines * 8 + lane() % 128; i < PANEL_BYTES / 16; i += 128)
+      asm volatile("st.shared.v2.u64 [%0], {%1, %1};" ::"r"(panel + i * 16), "l"(0ull) : "memory");
+  };
+  if constexpr (L == NT) clear(stage + group * PANEL_BYTES);
+#pragma unroll 1
+  for (u32 j = 0; j < (N + PANEL - 1) / PANEL; j++) clear(stage + TILE_M * TILE_K * 2 + j * PANEL_BYTES);
+  shared_then_tma();
+  asm volatile("bar.sync %0, 128;" ::"r"(2 + group) : "memory");
 }
 
 // Workers. A thread's sums: of each 8 columns, two neighbours in row lane / 4 and two in the row 8 below, of its warp's 16.
-// One stage: starts its multiplications. Returns the barrier that says when it has been read. FIRST: sums begin with it.
-// RING: the launch's width, by which stages are laid out.
-template <Layout L, u32 N, u32 RING, bool FIRST>
-INLINE u32 start_step(float (&sums)[N / 2], u32 shared, u32 group, RingAt& at) {
+// One stage, of which `k` are real: starts its multiplications. Returns the barrier that says when it has been read. FIRST:
+// sums begin with it. RING: the launch's width, by which stages are laid out.
+template <Layout L, u32 N, u32 RING, bool FIRST, bool CUT>
+INLINE u32 start_step(float (&sums)[N / 2], u32 shared, u32 group, RingAt& at, u32 k) {
   constexpr bool A_BY_K = L == NT, B_BY_K = L != TN;
   wait(shared + LOADED_AT + at.stage * 8, at.parity);
   const u32 stage = shared + at.stage * stage_bytes(RING), read = shared + READ_AT + at.stage * 8;
+  if constexpr (CUT && L != TN)
+    if (k < TILE_K) clear_lines<L, N>(stage, group, k);
   const u64 a = operand<A_BY_K>(stage + group * PANEL_BYTES), b = operand<B_BY_K>(stage + TILE_M * TILE_K * 2);
   wgmma_begin();
 #pragma unroll
@@ -122,14 +147,15 @@ INLINE u32 start_step(float (&sums)[N / 2], u32 shared, u32 group, RingAt& at) {
   return read;
 }
 // The first step apart: were it in the loop, sums would look used before they are set, and be kept while nobody multiplies.
-template <Layout L, u32 N, u32 RING>
-INLINE void multiply_tile(float (&sums)[N / 2], u32 steps, u32 shared, RingAt& at) {
+// CUT: K may end where the matrices do not.
+template <Layout L, u32 N, u32 RING, bool CUT>
+INLINE void multiply_tile(float (&sums)[N / 2], u32 K, u32 shared, RingAt& at) {
   const u32 l = lane(), group = l / 128;
   const bool speaks = l % 32 == 0;
-  u32 last = start_step<L, N, RING, true>(sums, shared, group, at);
+  u32 last = start_step<L, N, RING, true, CUT>(sums, shared, group, at, K);
 #pragma unroll 1
-  for (u32 k = 1; k < steps; k++) {
-    const u32 read = start_step<L, N, RING, false>(sums, shared, group, at);
+  for (u32 k = TILE_K; k < K; k += TILE_K) {
+    const u32 read = start_step<L, N, RING, false, CUT>(sums, shared, group, at, K - k);
     wgmma_wait<1>();  // the step before
     if (speaks) arrive(last);
     last = read;
@@ -138,6 +164,14 @@ INLINE void multiply_tile(float (&sums)[N / 2], u32 steps, u32 shared, RingAt& a
   if (speaks) arrive(last);
 #pragma unroll
   for (u32 i = 0; i < N / 2; i++) asm volatile("" : "+f"(sums[i])::"memory");  // no use of them moves before the wait
+}
+template <class Op, u32 N, u32 RING>
+INLINE void multiply_tile(float (&sums)[N / 2], const Work& w, u32 K, u32 shared, RingAt& at) {
+  if constexpr (!many_layouts<Op>()) return multiply_tile<layout<Op>(), N, RING, false>(sums, K, shared, at);
+  const Layout layout = layout_of<Op>(w.kind);
+  if (layout == TN) multiply_tile<TN, N, RING, true>(sums, K, shared, at);
+  else if (layout == NN) multiply_tile<NN, N, RING, true>(sums, K, shared, at);
+  else multiply_tile<NT, N, RING, true>(sums, K, shared, at);
 }
 
 // A panel of results in shared memory: 64 rows, of which each warp has 16, by 64 columns of BF16. Two for each warpgroup.

@@ -20,7 +20,7 @@ from .zig import BuildError
 COMPILE = ("-x", "cu", "-std=c++20", "-arch=sm_90a", "-O3", "-Werror", "all-warnings", "-ptx")
 ASSEMBLE = ("-arch=sm_90a", "-O3", "-cubin", "-Xptxas", "-v")
 
-MAX_OPERANDS = 12  # hip_kernels/target/sm90_tile.h
+MAX_OPERANDS = 18  # hip_kernels/target/sm90_tile.h
 OPERANDS = np.dtype(  # the mirror of target::Operands
     [
         ("maps", "V128", (MAX_OPERANDS,)),
@@ -28,7 +28,8 @@ OPERANDS = np.dtype(  # the mirror of target::Operands
         ("end", "u8", (MAX_OPERANDS,)),
         ("line_words", "u4", (MAX_OPERANDS,)),
         ("count", "u4"),
-        ("zero", "u4", (3,)),
+        ("by_rows", "u4"),
+        ("zero", "u4", (4,)),
     ]
 )
 

@@ -85,8 +85,8 @@ def encode(operands: Sequence[Matrix]) -> np.ndarray:
     if len(operands) > sm90.MAX_OPERANDS:
         raise KosmosError(f"device cuda: {len(operands)} matrices for one launch, want at most {sm90.MAX_OPERANDS}")
     struct = np.zeros(1, sm90.OPERANDS)
-    struct["count"] = len(operands)
-    for i, matrix in enumerate(operands):
+    struct["count"], struct["by_rows"] = len(operands), sum(bool(matrix.box_lines) for matrix in operands)
+    for i, matrix in enumerate(sorted(operands, key=lambda matrix: not matrix.box_lines)):
         struct["line_words"][0, i] = matrix.ld // 8
         if matrix.lines and matrix.elements:  # of an empty one no tile is loaded
             struct["maps"][0, i] = _tensor_map(matrix)
