@@ -38,14 +38,14 @@ DEVICE inline void store_rows(const T& tile, const TileResult& to, u32 rows, u32
   for (u32 h = 0; h < 2; h++)
 #pragma unroll
     for (u32 i = 0; i < PIECES; i++) {
-      const u32 c = T::B::row_of(h, tile.slice_b, 0) + (ROWS == 16 ? group % 2 * 16 + group / 2 * 8 : i * 16 + group * 8);
+      const u32 c = tile.b.row_of(h, tile.slice_b, 0) + (ROWS == 16 ? group % 2 * 16 + group / 2 * 8 : i * 16 + group * 8);
       column_bytes[h][i] = c < cols ? c * 2 : OUTSIDE;
     }
 #pragma unroll
   for (u32 half = 0; half < 2; half++)
 #pragma unroll
     for (u32 m = 0; m < T::BLOCKS_M; m++) {
-      const u32 row = T::A::row_of(half, tile.slice_a, m * ROWS + l % ROWS);
+      const u32 row = tile.a.row_of(half, tile.slice_a, m * ROWS + l % ROWS);
       const u32 row_bytes = row < rows ? row * to.ldc * 2 : OUTSIDE;
 #pragma unroll
       for (u32 h = 0; h < 2; h++)
@@ -73,7 +73,7 @@ template <class T, class Each> DEVICE inline void each_four(const T& tile, u32 r
   for (u32 half = 0; half < 2; half++)
 #pragma unroll
     for (u32 m = 0; m < T::BLOCKS_M; m++) {
-      const u32 row = T::A::row_of(half, tile.slice_a, m * ROWS + l % ROWS);
+      const u32 row = tile.a.row_of(half, tile.slice_a, m * ROWS + l % ROWS);
 #pragma unroll
       for (u32 h = 0; h < 2; h++)
 #pragma unroll
@@ -81,11 +81,41 @@ template <class T, class Each> DEVICE inline void each_four(const T& tile, u32 r
 #pragma unroll
           for (u32 i = 0; i < ROWS * ROWS / 64; i += 4) {
             const auto& c = tile.sums[half][h][m][n];
-            const u32 column = T::B::row_of(h, tile.slice_b, n * ROWS) + 2 * i + 4 * group;
+            const u32 column = tile.b.row_of(h, tile.slice_b, n * ROWS) + 2 * i + 4 * group;
             const float four[4] = {c[i], c[i + 1], c[i + 2], c[i + 3]};
             if (row < rows && column < cols) each(row, column, four);
           }
     }
+}
+
+// Four sums, number F of those that a lane holds, by a number that is known when it runs: registers have none. Not to be
+// speculated, or all of them are looked at for each.
+template <u32 F, class T> DEVICE inline void pick_four(const T& tile, u32 which, float (&four)[4]) {
+  constexpr u32 FOURS = T::ROWS * T::ROWS / 256, BLOCKS = T::BLOCKS_M * 2 * T::BLOCKS_N;
+  constexpr u32 ALL = 2 * BLOCKS * FOURS;
+  if constexpr (F < ALL) {
+    if (which != F) return pick_four<F + 1>(tile, which, four);
+    constexpr u32 i = F % FOURS * 4, n = F / FOURS % T::BLOCKS_N, h = F / FOURS / T::BLOCKS_N % 2;
+    constexpr u32 m = F / FOURS / T::BLOCKS_N / 2 % T::BLOCKS_M, half = F / FOURS / BLOCKS;
+    const auto& c = tile.sums[half][h][m][n];
+    for (u32 j = 0; j < 4; j++) four[j] = c[i + j];
+    asm volatile("" : "+v"(four[0]), "+v"(four[1]), "+v"(four[2]), "+v"(four[3]));
+  }
+}
+// The same as each_four, with the code of `each` there once: where that is much.
+template <class T, class Each> DEVICE inline void each_four_in_turn(const T& tile, u32 rows, u32 cols, Each each) {
+  constexpr u32 ROWS = T::ROWS, FOURS = ROWS * ROWS / 256, BLOCKS = T::BLOCKS_M * 2 * T::BLOCKS_N;
+  const u32 l = rare(tile.l), group = l / ROWS;
+#pragma unroll 1
+  for (u32 f = 0; f < 2 * BLOCKS * FOURS; f++) {
+    const u32 i = f % FOURS * 4, n = f / FOURS % T::BLOCKS_N, h = f / FOURS / T::BLOCKS_N % 2;
+    const u32 m = f / FOURS / T::BLOCKS_N / 2 % T::BLOCKS_M, half = f / FOURS / BLOCKS;
+    const u32 row = tile.a.row_of(half, tile.slice_a, m * ROWS + l % ROWS);
+    const u32 column = tile.b.row_of(h, tile.slice_b, n * ROWS) + 2 * i + 4 * group;
+    float four[4];
+    pick_four<0>(tile, f, four);
+    if (row < rows && column < cols) each(row, column, four);
+  }
 }
 
 // Calls each(row, column, four sums of gate, four of up); column is that of one of both. A wave's 32 columns are a block of
@@ -98,7 +128,7 @@ template <class T, class Each> DEVICE inline void each_gated(const T& tile, u32 
   for (u32 half = 0; half < 2; half++)
 #pragma unroll
     for (u32 m = 0; m < T::BLOCKS_M; m++) {
-      const u32 row = T::A::row_of(half, tile.slice_a, m * ROWS + l % ROWS);
+      const u32 row = tile.a.row_of(half, tile.slice_a, m * ROWS + l % ROWS);
 #pragma unroll
       for (u32 h = 0; h < 2; h++)
 #pragma unroll
@@ -107,7 +137,7 @@ template <class T, class Each> DEVICE inline void each_gated(const T& tile, u32 
           for (u32 j = i; j < (ROWS == 16 ? 4 : 8); j += 4) {
             const auto& g = tile.sums[half][h][m][0];
             const auto& u = tile.sums[half][h][m][T::BLOCKS_N - 1];
-            const u32 x = ROWS == 16 ? 0 : j + 8, first = T::B::row_of(h, tile.slice_b, 0);
+            const u32 x = ROWS == 16 ? 0 : j + 8, first = tile.b.row_of(h, tile.slice_b, 0);
             const float gate[4] = {g[j], g[j + 1], g[j + 2], g[j + 3]}, up[4] = {u[x], u[x + 1], u[x + 2], u[x + 3]};
             if (row < rows && first < cols) each(row, first / 2 + 2 * j + 4 * group, gate, up);
           }
@@ -119,9 +149,12 @@ template <class Op, class T>
 DEVICE inline void hand_over_any(const typename Op::Params& p, const Work& w, const T& tile, u32 rows, u32 cols) {
   const Epilogue how = Op::epilogue(w);
   if (how == ROWS) store_rows<through<Op>()>(tile, Op::result(p, w), rows, cols);
-  else if (how == SUMS)
-    each_four(tile, rows, cols, [&](u32 row, u32 column, const float (&four)[4])
-                                    __attribute__((always_inline)) { Op::store_f32(p, w, row, column, four); });
+  else if (how == SUMS) {
+    const auto store = [&](u32 row, u32 column, const float (&four)[4])
+                           __attribute__((always_inline)) { Op::store_f32(p, w, row, column, four); };
+    if constexpr (many_layouts<Op>()) each_four_in_turn(tile, rows, cols, store);
+    else each_four(tile, rows, cols, store);
+  }
   else if constexpr (requires(const float (&four)[4]) { Op::store_gated(p, w, 0, 0, four, four); })
     each_gated(tile, rows, cols, [&](u32 row, u32 column, const float (&gate)[4], const float (&up)[4])
                                      __attribute__((always_inline)) { Op::store_gated(p, w, row, column, gate, up); });

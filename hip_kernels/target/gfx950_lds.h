@@ -90,22 +90,15 @@ DEVICE inline void load_some_words_to_lds(I32x4 from, u32 offset, LdsBytes* to, 
 }
 #pragma clang diagnostic pop
 
-// One operand. ALONG_K: contiguous along K, and an LDS line is one row's 128 bytes of K; else an LDS line is one k of 128
-// rows. SHARE: rows of a half that a wave multiplies. ROWS: of a matrix instruction, 16 or 32. (B's "rows" are columns.)
+// How an operand lies. ALONG_K: contiguous along K, and an LDS line is one row's 128 bytes of K; else an LDS line is one k of
+// 128 rows. SHARE: rows of a half that a wave multiplies. ROWS: of a matrix instruction, 16 or 32. (B's "rows" are columns.)
 // BYTES: of an element, 2, or with ALONG_K 1 as well: a fragment is 16 bytes of a line then too, and two make what an
 // instruction takes.
-template <bool ALONG_K, u32 SHARE, u32 ROWS, u32 BYTES = 2> struct Operand {
+template <bool ALONG_K, u32 SHARE, u32 ROWS, u32 BYTES = 2> struct Form {
   static_assert(ALONG_K || BYTES == 2);
-  static constexpr u32 STEP = STEP_BYTES / BYTES;                // k of a K step
   static constexpr u32 DEPTH = ROWS / 8, BLOCKS = SHARE / ROWS;  // fragments of a half: along K, along rows
   static constexpr u32 LINE = ALONG_K ? 128 : 256, LINES = 1024 / LINE, CHUNKS = LINE / 16;  // LINES, CHUNKS: of a load
-
-  I32x4 from;          // descriptor of the tile, moved to the K step to be loaded next
-  u64 step_bytes;      // from one K step to the next
-  u32 offset[2][2];    // of the lane's loads: [half][which]
-  LdsBytes* to;        // the wave's first 1 KiB
-  static constexpr u32 PLACES = ALONG_K ? 1 : BLOCKS;
-  LdsBytes* fragment[PLACES];  // where the lane reads: fragment_at
+  static constexpr u32 PLACES = ALONG_K ? 1 : BLOCKS;  // where a lane reads, that are no constant apart: fragment_at
 
   // Which row of the tile is row j of the share of `slice` in a half. Slices lie so that a load reads long lines.
   static DEVICE u32 row_of(u32 half, u32 slice, u32 j) {
@@ -135,60 +128,135 @@ template <bool ALONG_K, u32 SHARE, u32 ROWS, u32 BYTES = 2> struct Operand {
   }
   static constexpr u32 FRAGMENTS = ALONG_K ? DEPTH : BLOCKS;
 
-  DEVICE void place(LdsBytes* lds, u32 wave, u32 slice, u32 l) {
-    to = lds + wave * 1024;
-#pragma unroll
-    for (u32 n = 0; n < PLACES; n++) fragment[n] = lds + fragment_at(slice, l, n);
-  }
-
-  // Turns to a tile whose first element is at p. Rows past its end read the last ones: what they give is not stored.
-  DEVICE void turn(const void* p, u32 rows, u32 ld, u32 wave, u32 l) {
-    from = buffer(p, NOWHERE);
-    step_bytes = ALONG_K ? STEP_BYTES : (u64)STEP_BYTES * ld;
-    l = rare(l);
-    for (u32 half = 0; half < 2; half++)
-      for (u32 i = 0; i < 2; i++) {
-        const u32 line = line_of(wave, l, i), chunk = chunk_of(l, line);
-        if constexpr (ALONG_K) {
-          const u32 row = row_of(half, line / SHARE, line % SHARE);
-          offset[half][i] = (row < rows ? row : rows - 1) * ld * BYTES + chunk * 16;
-        } else {
-          const u32 row = row_of(half, chunk * 8 / SHARE, chunk * 8 % SHARE);
-          offset[half][i] = (line * ld + (row < rows ? row : (rows - 1) / 8 * 8)) * 2;
-        }
-      }
-  }
-  // No tile follows: loads go on, so that their count stays the same, but fetch nothing.
-  DEVICE void turn_off() { from[2] = 0; }
-
-  DEVICE void load(u32 half, u32 buffer) const {
-    for (u32 i = 0; i < 2; i++) load_to_lds(from, offset[half][i], to + buffer + half * HALF_BYTES + i * 8192);
-  }
-  // A K step of which only `left` k are there. The others become zero by LDS writes: whether a direct load past the end
-  // writes zero, or anything, is not documented. They are complete at the wait_lds that ends every load part.
-  DEVICE void load_end(u32 half, u32 buffer, i32 left, u32 wave, u32 l) const {
-    l = rare(l);
-    for (u32 i = 0; i < 2; i++) {
-      const u32 line = line_of(wave, l, i);
-      const bool real = (i32)(ALONG_K ? chunk_of(l, line) * (16 / BYTES) : line) < left;
-      LdsBytes* at = to + buffer + half * HALF_BYTES + i * 8192;
-      load_some_to_lds(from, offset[half][i], at, l, __builtin_amdgcn_ballot_w64(real));
+  // Of the lane's load `which` of a half, from the tile's first element. Rows past the tile's end read the last ones: what
+  // they give is not stored.
+  static DEVICE u32 offset_of(u32 half, u32 which, u32 rows, u32 ld, u32 wave, u32 l) {
+    const u32 line = line_of(wave, l, which), chunk = chunk_of(l, line);
+    if constexpr (ALONG_K) {
+      const u32 row = row_of(half, line / SHARE, line % SHARE);
+      return (row < rows ? row : rows - 1) * ld * BYTES + chunk * 16;
+    } else {
+      const u32 row = row_of(half, chunk * 8 / SHARE, chunk * 8 % SHARE);
+      return (line * ld + (row < rows ? row : (rows - 1) / 8 * 8)) * 2;
     }
   }
-
+  // Whether that load brings something, in a K step of which only `left` k are there.
+  static DEVICE bool is_real(u32 which, i32 left, u32 wave, u32 l) {
+    const u32 line = line_of(wave, l, which);
+    return (i32)(ALONG_K ? chunk_of(l, line) * (16 / BYTES) : line) < left;
+  }
   // 16 bytes of K of one row a lane.
-  DEVICE U32x4 read(u32 half, u32 m, u32 k, u32 buffer) const {
+  static DEVICE U32x4 read(LdsBytes* const* fragment, u32 half, u32 m, u32 k, u32 buffer) {
     if constexpr (ALONG_K) {
       // Fragment k lies where the first one does, but for bits that the swizzle turns too: no register for each.
       LdsBytes* at = (LdsBytes*)((u32)fragment[0] ^ (buffer | k * (1024 / ROWS)));
       return *(LDS U32x4*)(at + half * HALF_BYTES + m * ROWS * LINE);
-    }
-    else {
+    } else {
       LdsBytes* at = fragment[m] + buffer + half * HALF_BYTES + k * (512 / ROWS) * LINE;
       const Bf16x4 lo = __builtin_amdgcn_ds_read_tr16_b64_v4bf16((LDS Bf16x4*)at);
       const Bf16x4 hi = __builtin_amdgcn_ds_read_tr16_b64_v4bf16((LDS Bf16x4*)(at + 4 * LINE));
       return __builtin_bit_cast(U32x4, __builtin_shufflevector(lo, hi, 0, 1, 2, 3, 4, 5, 6, 7));
     }
   }
+};
+
+// One operand's way, but for its form.
+template <u32 PLACES> struct OperandLoads {
+  I32x4 from;          // descriptor of the tile, moved to the K step to be loaded next
+  u64 step_bytes;      // from one K step to the next
+  u32 offset[2][2];    // of the lane's loads: [half][which]
+  LdsBytes* to;        // the wave's first 1 KiB
+  LdsBytes* fragment[PLACES];  // where the lane reads
+
+  // No tile follows: loads go on, so that their count stays the same, but fetch nothing.
+  DEVICE void turn_off() { from[2] = 0; }
+  DEVICE void load(u32 half, u32 buffer) const {
+    for (u32 i = 0; i < 2; i++) load_to_lds(from, offset[half][i], to + buffer + half * HALF_BYTES + i * 8192);
+  }
+  template <class F> DEVICE void read_as(LdsBytes* lds, u32 slice, u32 l) {
+#pragma unroll
+    for (u32 n = 0; n < F::PLACES; n++) fragment[n] = lds + F::fragment_at(slice, l, n);
+  }
+  template <class F> DEVICE void turn_as(u32 rows, u32 ld, u32 wave, u32 l) {
+    for (u32 half = 0; half < 2; half++)
+      for (u32 i = 0; i < 2; i++) offset[half][i] = F::offset_of(half, i, rows, ld, wave, l);
+  }
+  // A K step of which only `left` k are there. The others become zero by LDS writes: whether a direct load past the end
+  // writes zero, or anything, is not documented. They are complete at the wait_lds that ends every load part.
+  template <class Real> DEVICE void load_real(u32 half, u32 buffer, u32 l, Real real) const {
+    for (u32 i = 0; i < 2; i++) {
+      LdsBytes* at = to + buffer + half * HALF_BYTES + i * 8192;
+      load_some_to_lds(from, offset[half][i], at, l, __builtin_amdgcn_ballot_w64(real(i)));
+    }
+  }
+};
+
+// An operand of one form.
+template <bool ALONG_K, u32 SHARE, u32 ROWS, u32 BYTES = 2>
+struct Operand : Form<ALONG_K, SHARE, ROWS, BYTES>, OperandLoads<Form<ALONG_K, SHARE, ROWS, BYTES>::PLACES> {
+  using F = Form<ALONG_K, SHARE, ROWS, BYTES>;
+  static constexpr u32 STEP = STEP_BYTES / BYTES;  // k of a K step
+  static constexpr bool ANY = false, ALONG = ALONG_K;
+
+  DEVICE void place(LdsBytes* lds, u32 wave, u32 slice, u32 l) {
+    this->to = lds + wave * 1024;
+    this->template read_as<F>(lds, slice, l);
+  }
+  // Turns to a tile whose first element is at p.
+  DEVICE void turn(const void* p, u32 rows, u32 ld, u32 wave, u32 l, bool) {
+    this->from = buffer(p, NOWHERE);
+    this->step_bytes = ALONG_K ? STEP_BYTES : (u64)STEP_BYTES * ld;
+    this->template turn_as<F>(rows, ld, wave, rare(l));
+  }
+  DEVICE void load_end(u32 half, u32 buffer, i32 left, u32 wave, u32 l) const {
+    l = rare(l);
+    this->load_real(half, buffer, l, [&](u32 i) { return F::is_real(i, left, wave, l); });
+  }
+  template <bool> DEVICE U32x4 read(u32 half, u32 m, u32 k, u32 buffer) const { return F::read(this->fragment, half, m, k, buffer); }
+};
+
+// One whose form may be another one for each tile: loads turn to the next tile's before reads do.
+template <u32 SHARE, u32 ROWS> struct AnyOperand : OperandLoads<SHARE / ROWS> {
+  using Along = Form<true, SHARE, ROWS>;
+  using Across = Form<false, SHARE, ROWS>;
+  static constexpr u32 DEPTH = Along::DEPTH, BLOCKS = Along::BLOCKS, STEP = STEP_BYTES / 2;
+  static constexpr bool ANY = true, ALONG = true;
+  static_assert(Across::DEPTH == DEPTH && Across::BLOCKS == BLOCKS);
+  u32 loads_along, reads_along;  // K
+
+  DEVICE void place(LdsBytes* lds, u32 wave, u32, u32) { this->to = lds + wave * 1024; }
+  DEVICE void begin(bool along_k, u32 wave, u32 slice, u32 l) {
+    reads_along = from_elected(along_k);
+    l = rare(l);
+    if (reads_along) this->template read_as<Along>(this->to - wave * 1024, slice, l);
+    else this->template read_as<Across>(this->to - wave * 1024, slice, l);
+  }
+  DEVICE void turn(const void* p, u32 rows, u32 ld, u32 wave, u32 l, bool along_k) {
+    this->from = buffer(p, NOWHERE);
+    loads_along = from_elected(along_k);
+    this->step_bytes = loads_along ? STEP_BYTES : (u64)STEP_BYTES * ld;
+    l = rare(l);
+    if (loads_along) this->template turn_as<Along>(rows, ld, wave, l);
+    else this->template turn_as<Across>(rows, ld, wave, l);
+  }
+  DEVICE void load_end(u32 half, u32 buffer, i32 left, u32 wave, u32 l) const {
+    l = rare(l);
+    this->load_real(half, buffer, l, [&](u32 i) {
+      return loads_along ? Along::is_real(i, left, wave, l) : Across::is_real(i, left, wave, l);
+    });
+  }
+  DEVICE u32 row_of(u32 half, u32 slice, u32 j) const {
+    return reads_along ? Along::row_of(half, slice, j) : Across::row_of(half, slice, j);
+  }
+  template <bool ALONG_K> DEVICE U32x4 read(u32 half, u32 m, u32 k, u32 buffer) const {
+    return Form<ALONG_K, SHARE, ROWS>::read(this->fragment, half, m, k, buffer);
+  }
+};
+
+template <bool MANY, bool ALONG_K, u32 SHARE, u32 ROWS, u32 BYTES> struct OperandOf {
+  using Type = Operand<ALONG_K, SHARE, ROWS, BYTES>;
+};
+template <bool ALONG_K, u32 SHARE, u32 ROWS> struct OperandOf<true, ALONG_K, SHARE, ROWS, 2> {
+  using Type = AnyOperand<SHARE, ROWS>;
 };
 }  // namespace target

@@ -83,7 +83,7 @@ template <class Op> struct Director {
     goes_on = take(next);
     if (!goes_on) return stream.turn_off();
     loading = Op::operands(p, next);
-    stream.turn(loading);
+    stream.turn(loading, layout_of<Op>(next.kind));
   }
   // All waves have waited for their stores of the last tile in this one's second step, and met.
   DEVICE void finish_last() {
@@ -97,8 +97,9 @@ template <class Op> struct Director {
     Work now = first;
     last = {};
     loading = Op::operands(p, now);
-    tiles.start(loading);
+    tiles.start(loading, layout_of<Op>(now.kind));
     for (;;) {
+      tiles.begin(layout_of<Op>(now.kind));
       const u32 rows = loading.rows, cols = loading.cols;  // `loading` will be the next tile's
       tiles.template multiply_tile<sure_stores<Op>()>(*this);
       hand_over<Op>(p, now, tiles, rows, cols);
@@ -112,7 +113,7 @@ template <class Op> struct Director {
 };
 
 template <class Op> DEVICE inline void run(const typename Op::Params& p) {
-  using Tiles = Tile<layout<Op>(), mfma_rows<Op>(), element<Op>()>;
+  using Tiles = Tile<layout<Op>(), mfma_rows<Op>(), element<Op>(), many_layouts<Op>()>;
   __shared__ __attribute__((aligned(1024))) unsigned char lds[Tiles::LDS_BYTES];
   __shared__ U32x4 box;
   Director<Op> director(p, (LDS U32x4*)&box);

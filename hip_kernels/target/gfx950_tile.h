@@ -22,11 +22,12 @@ template <class Op> constexpr u32 mfma_rows() {
   else return 32;
 }
 
-template <Layout L, u32 R, Element E> struct Tile {
-  static_assert(E == BF16 || L == TN, "MXFP8 is quantised along the contraction, and lies so");
+// MANY: of any layout, which a turn names.
+template <Layout L, u32 R, Element E, bool MANY = false> struct Tile {
+  static_assert(E == BF16 || (L == TN && !MANY), "MXFP8 is quantised along the contraction, and lies so");
   static constexpr u32 ROWS = R, BYTES = E == MXFP8 ? 1 : 2;
-  using A = Operand<L != NT, TILE_M / 4, ROWS, BYTES>;
-  using B = Operand<L == TN, TILE_N / 8, ROWS, BYTES>;
+  using A = typename OperandOf<MANY, L != NT, TILE_M / 4, ROWS, BYTES>::Type;
+  using B = typename OperandOf<MANY, L == TN, TILE_N / 8, ROWS, BYTES>::Type;
   using Sums = vec<float, ROWS * ROWS / 64>;  // of a lane, from one matrix instruction
   static constexpr u32 DEPTH = A::DEPTH, BLOCKS_M = A::BLOCKS, BLOCKS_N = B::BLOCKS, STEP = A::STEP;
   static constexpr u32 LOADS = 8 + (E == MXFP8);  // of a wave, in a K step
@@ -46,7 +47,7 @@ template <Layout L, u32 R, Element E> struct Tile {
       : wave(from_elected(lane() / WAVE)), l(lane() % WAVE), slice_a(wave / 4), slice_b(wave % 4) {
     a.place(lds, wave, slice_a, l);
     b.place(lds + B_BYTES, wave, slice_b, l);
-    if constexpr (E == MXFP8) scales.place(lds + OPERAND_BYTES, wave, A::row_of(0, slice_a, 0), B::row_of(0, slice_b, 0));
+    if constexpr (E == MXFP8) scales.place(lds + OPERAND_BYTES, wave, a.row_of(0, slice_a, 0), b.row_of(0, slice_b, 0));
   }
 
   // ---- loads. All of a K step but the second half of A, and that: what a phase has just freed.
@@ -72,9 +73,9 @@ template <Layout L, u32 R, Element E> struct Tile {
     u++;
     left -= STEP;
   }
-  DEVICE void turn(const TileOperands& t) {
-    a.turn(t.a, t.rows, t.lda, wave, l);
-    b.turn(t.b, t.cols, t.ldb, wave, l);
+  DEVICE void turn(const TileOperands& t, Layout layout) {
+    a.turn(t.a, t.rows, t.lda, wave, l, layout != NT);
+    b.turn(t.b, t.cols, t.ldb, wave, l, layout == TN);
     if constexpr (E == MXFP8) scales.turn(t, wave);
     K = t.K;
     steps = (K + STEP - 1) / STEP;
@@ -144,22 +145,38 @@ template <Layout L, u32 R, Element E> struct Tile {
   }
 
   template <u32 H> DEVICE void read_a() {
-#pragma unroll
-    for (u32 k = 0; k < DEPTH; k++)
-#pragma unroll
-      for (u32 m = 0; m < BLOCKS_M; m++) a_part[m][k] = a.read(H, m, k, buffer);
+    if constexpr (!A::ANY) read_a_as<A::ALONG, H>();
+    else if (a.reads_along) read_a_as<true, H>();
+    else read_a_as<false, H>();
   }
-  template <u32 H> DEVICE void read_b() {
+  template <u32 H> DEVICE void read_b() { read_b_as<B::ALONG, H>(); }
+  DEVICE void read_both() {  // one branch for both halves of B: behind another one compilers wait for what is read before
+    if (b.reads_along) {
+      read_b_as<true, 0>();
+      read_b_as<true, 1>();
+    } else {
+      read_b_as<false, 0>();
+      read_b_as<false, 1>();
+    }
+    read_a<0>();
+  }
+  template <bool ALONG_K, u32 H> DEVICE void read_a_as() {
 #pragma unroll
     for (u32 k = 0; k < DEPTH; k++)
 #pragma unroll
-      for (u32 n = 0; n < BLOCKS_N; n++) b_part[H][n][k] = b.read(H, n, k, buffer);
+      for (u32 m = 0; m < BLOCKS_M; m++) a_part[m][k] = a.template read<ALONG_K>(H, m, k, buffer);
+  }
+  template <bool ALONG_K, u32 H> DEVICE void read_b_as() {
+#pragma unroll
+    for (u32 k = 0; k < DEPTH; k++)
+#pragma unroll
+      for (u32 n = 0; n < BLOCKS_N; n++) b_part[H][n][k] = b.template read<ALONG_K>(H, n, k, buffer);
   }
 
   // ---- the stream
   // Fills the buffers. All of it arrives here, for a tile's first step does not wait for the stores of a tile before it.
-  DEVICE void start(const TileOperands& t) {
-    turn(t);
+  DEVICE void start(const TileOperands& t, Layout layout) {
+    turn(t, layout);
     buffer = 0;
     load_most(0);
     load_rest(0);
@@ -193,10 +210,16 @@ template <Layout L, u32 R, Element E> struct Tile {
   template <bool FIRST, u32 STORES, class Director> DEVICE void step(Director& director) {
     constexpr u32 YOUNGER = LOADS + (FIRST ? STORES : 0);
     if constexpr (!FIRST)
-      if (__builtin_expect(u + 1 == steps, 0)) director.look_ahead();
-    read_b<0>();
-    read_a<0>();
-    read_b<1>();
+      if (__builtin_expect(u + 1 == steps, 0)) {
+        director.look_ahead();
+        if constexpr (MANY) wait_lds();  // or the compiler waits where both ways meet, in each step
+      }
+    if constexpr (MANY) read_both();
+    else {
+      read_b<0>();
+      read_a<0>();
+      read_b<1>();
+    }
     if constexpr (E == MXFP8) scales.read(buffer, l);  // all of them: the next load part overwrites them
     load_rest(buffer ^ BUFFER_BYTES);
     part_ends<YOUNGER, E == MXFP8>();
@@ -216,6 +239,13 @@ template <Layout L, u32 R, Element E> struct Tile {
   // Loads run ahead of multiplications: u at a tile's end, and in the second phase of its second K step.
   static constexpr u32 END_AT = 1, SECOND_STEP_AT = 3;
 
+  // Before a tile's first K step: from here on fragments are read as it lies.
+  DEVICE void begin(Layout layout) {
+    if constexpr (MANY) {
+      a.begin(layout != NT, wave, slice_a, l);
+      b.begin(layout == TN, wave, slice_b, l);
+    }
+  }
   // All K steps of a tile. What the director may do in between is in gfx950_run.h.
   template <u32 STORES, class Director> DEVICE void multiply_tile(Director& director) {
     step<true, STORES>(director);
