@@ -145,11 +145,24 @@ def _misused(comm):
         lambda: kr.ColumnParallelLinear(comm, np.ones((8, 8), BF16), bias_grad=np.ones(3)),
         lambda: kr.ColumnParallelLinear(comm, np.ones((8, 8), np.float32)),
         lambda: kr.ColumnParallelLinear(comm, np.ones((8, 8), BF16), bias_grad=np.ones(8)),
+        lambda: kr.ColumnParallelLinear(comm, np.ones((8, 8), BF16), dtype="fp8"),
+        lambda: layer.forward(np.ones((2, 7), BF16)),
+        lambda: layer.forward(np.ones((2, 8), BF16), rows=[3]),
+        lambda: (layer.forward(np.ones((2, 8), BF16)), layer.backward(np.ones((3, 8), BF16))),
     )
     return [str(programs.error_of(call)[1]) for call in calls]
 
 
 def test_misuse_is_explained():
-    first, second, third, fourth = kr.launch(_misused, ranks=1, mode="threads")[0]
-    assert "backward without the forward" in first and "want (8,)" in second and "float32, want bfloat16" in third
-    assert "bias_grad has dtype float64, want bfloat16 or float32" in fourth
+    wants = (
+        "backward without the forward",
+        "want (8,)",
+        "float32, want bfloat16",
+        "bias_grad has dtype float64, want bfloat16 or float32",
+        "dtype is 'fp8', want one of bf16, mxfp8",
+        "x has shape (2, 7), want (2, 8)",
+        "x has 2 rows, but rows deals out 3",
+        "dy has shape (3, 8), want (2, 8)",
+    )
+    for want, said in zip(wants, kr.launch(_misused, ranks=1, mode="threads")[0], strict=True):
+        assert want in said

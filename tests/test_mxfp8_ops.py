@@ -20,7 +20,7 @@ from kosmos_raw.device.cuda import CudaDevice
 from kosmos_raw.device.hip import HipDevice
 from kosmos_raw.numerics import mxfp8, oracles
 from kosmos_raw.numerics.tolerance import compare, gemm_bound
-from kosmos_raw.ops.mx_arguments import dequantize
+from kosmos_raw.ops.quantize import dequantize
 from kosmos_raw.plan.ag_gemm import plan_ag_gemm, plan_ag_gemm_dgrad, plan_ag_gemm_grads
 from kosmos_raw.plan.bulk import plan_bulk_ag, plan_bulk_rs
 from kosmos_raw.plan.crew import Grid
@@ -84,8 +84,8 @@ class Bf16Tiles(CpuDevice):
     flags = ("-DKOSMOS_BF16_TILES",)
 
 
-@pytest.mark.parametrize("op", CHECKED)
-def test_movers_make_bf16_where_tiles_need_it(op, monkeypatch):
+@pytest.fixture
+def bf16_tiles(monkeypatch):
     lock = threading.Lock()
 
     def open_device(name: str, rank: int, ranks: int) -> CpuDevice:
@@ -93,8 +93,53 @@ def test_movers_make_bf16_where_tiles_need_it(op, monkeypatch):
             return Bf16Tiles(rank, ranks)
 
     monkeypatch.setattr(communicator, "open_device", open_device)
+
+
+@pytest.mark.parametrize("op", CHECKED)
+def test_movers_make_bf16_where_tiles_need_it(op, bf16_tiles):
     for ranks in (1, 4):
         check(cases(op, ranks)[::2])
+
+
+def weight_of_many_calls(comm: kr.Communicator) -> dict[str, tuple[list[int], bool]]:
+    """Of operators, with a weight that is reused and with one that is not: how many matrices three calls make BF16 of,
+    and whether bits are equal; also once the weight has been quantised anew."""
+    rows, made = (5, 70), []
+    launch_plain = comm.launch_plain
+    comm.launch_plain = lambda op, params: (made.append(op), launch_plain(op, params))[1]  # type: ignore[method-assign]
+    x, q = gaussian(comm.rank, (rows[comm.rank], 100)), kr.quantize_mxfp8
+    whole, other = gaussian((comm.rank, 1), (sum(rows), 100)), gaussian((comm.rank, 2), (sum(rows), 40))
+    weights = [gaussian((comm.rank, i), (27, 100)) for i in (3, 4)]  # 27: gemm_rs pads it
+    turned = [gaussian((comm.rank, i), (100, 27)) for i in (5, 6)]
+    calls = {
+        "ag_gemm": (1, weights, lambda w: kr.ag_gemm(comm, q(comm, x), w, rows=rows)),
+        "gemm_rs": (1, weights, lambda w: kr.gemm_rs(comm, q(comm, whole), w, rows=rows)),
+        "bulk_ag": (0, turned, lambda w: kr.bulk_ag(comm, q(comm, x, 0), q(comm, whole), w, rows=rows)[0]),
+        "ag_gemm_grads": (
+            0,
+            turned,
+            lambda w: kr.ag_gemm_grads(comm, *q(comm, x, (1, 0)), w, q(comm, other, 0, groups=rows), rows=rows)[0],
+        ),
+    }
+    found = {}
+    for op, (axis, sources, call) in calls.items():
+        counts, bits = [], []
+        for reused in (True, False):
+            made.clear()
+            w = q(comm, sources[0], axis, reused=reused)
+            bits.append([call(w).copy() for _ in range(3)])
+            counts.append(made.count("dequantize_mxfp8"))
+            q(comm, sources[1], axis, out=w)
+            bits[-1].append(call(w).copy())
+        found[op] = counts, all(np.array_equal(a, b) for a, b in zip(*bits, strict=True)), np.array_equal(*bits[0][2:])
+    return found
+
+
+def test_a_reused_weight_is_made_bf16_once(bf16_tiles):
+    for found in kr.launch(weight_of_many_calls, ranks=2, mode="threads", workgroups=4):
+        others = {"ag_gemm": 1, "gemm_rs": 1, "bulk_ag": 1, "ag_gemm_grads": 3}  # factors of a call, but for the weight
+        for op, more in others.items():
+            assert found[op] == ([1 + 3 * more, 3 * (1 + more)], True, False), op
 
 
 def every_code(comm: kr.Communicator) -> bool:
@@ -111,6 +156,14 @@ def every_code(comm: kr.Communicator) -> bool:
 
 def test_every_element_is_exact_as_bf16():
     assert kr.launch(every_code, ranks=2, mode="threads", workgroups=3) == [True, True]
+
+
+def keeps_nothing(comm: kr.Communicator) -> bool:
+    return kr.quantize_mxfp8(comm, np.ones((3, 5), BF16), reused=True).values is None
+
+
+def test_tiles_of_mxfp8_need_nothing_kept():
+    assert kr.launch(keeps_nothing, ranks=1, mode="threads") == [True]
 
 
 def test_devices_know_whether_they_multiply_it():

@@ -18,7 +18,6 @@ from .arguments import fill_pulls, hand_over, result, shard_rows
 from .bulk_rs import bits, into_number, result_or_copy
 from .mx_arguments import (
     checked,
-    dequantize,
     fill_columns,
     fill_factor,
     fill_gathered_rows,
@@ -28,7 +27,7 @@ from .mx_arguments import (
     same_contraction,
     symmetric_copies,
 )
-from .quantize import STEP, MxArray, group_starts
+from .quantize import STEP, MxArray, dequantize, group_starts
 
 OP, KERNEL = "ag_gemm_dgrad", "ag_gemm_grads"
 

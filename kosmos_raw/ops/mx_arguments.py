@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ..build.params import DEQUANTIZE_MXFP8
 from ..device.base import Matrix
 from ..plan.crew import Grid
 from ..plan.shapes import MXFP8_FORMAT, Plan, round_up
 from ..ranks.communicator import Communicator
 from .arguments import fill_addresses, grid_of
-from .quantize import MxArray, group_starts
+from .quantize import MxArray, dequantize, group_starts
 
-DEQUANTIZE = "dequantize_mxfp8"
 STEP = MXFP8_FORMAT.step
 ALIGNED = 256
 
@@ -106,16 +104,20 @@ def fill_sources(comm: Communicator, elements: np.ndarray, scales: np.ndarray, o
 
 def fill_factor(comm: Communicator, params: np.ndarray, name: str, place: str, x: MxArray, lines: int = 0) -> Matrix:
     """Fills the field `name` of a params struct and that of its scales. Copies are kept under `place`: of what is
-    padded with lines of zeros to `lines`, and of BF16 where the device multiplies that. Returns: what tiles read."""
-    x = _padded(comm, place, x, lines)
+    padded with lines of zeros to `lines`, and of BF16 where the device multiplies that, if x brings none. Returns: what
+    tiles read."""
+    if x.values is None or lines > len(x.values):
+        x = _padded(comm, place, x, lines)
     address = comm.device.address_of(x.elements)
-    if not comm.device.multiplies_mxfp8:
+    if x.values is not None:
+        address = comm.device.address_of(x.values)
+    elif not comm.device.multiplies_mxfp8:
         address = comm.local(f"{place}.values", x.lines * x.depth * 2)
         dequantize(comm, x, address, x.depth)
     params[name] = address
     params[f"{name}_scales"]["words"] = comm.device.address_of(x.scales)
     params[f"{name}_scales"]["ld"] = x.scales.shape[1]
-    return Matrix(address, x.lines, x.depth, x.depth)
+    return Matrix(address, max(x.lines, lines), x.depth, x.depth)
 
 
 def _padded(comm: Communicator, place: str, x: MxArray, lines: int) -> MxArray:
@@ -129,15 +131,6 @@ def _padded(comm: Communicator, place: str, x: MxArray, lines: int) -> MxArray:
     elements[:own], elements[own:] = x.elements, 0
     scales[:, :own], scales[:, own:] = x.scales[:, :own], 0
     return MxArray(elements, scales, x.axis, shape, groups)
-
-
-def dequantize(comm: Communicator, x: MxArray, address: int, ld: int) -> None:
-    """Makes BF16 of what `x` stands for, lines `ld` elements apart, on the device. All ranks call it together."""
-    params = np.zeros(1, DEQUANTIZE_MXFP8)
-    params["elements"], params["scales"] = (comm.device.address_of(part) for part in (x.elements, x.scales))
-    params["to"], params["ld"] = address, ld
-    params["lines"], params["depth"], params["ld_scales"] = x.lines, x.depth, x.scales.shape[1]
-    comm.launch_plain(DEQUANTIZE, params)
 
 
 # -- what is gathered

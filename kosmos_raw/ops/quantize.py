@@ -1,20 +1,21 @@
-"""quantize_mxfp8: BF16 to MXFP8 on the device, along rows, columns, or both in one pass."""
+"""quantize_mxfp8: BF16 to MXFP8 on the device, along rows, columns, or both in one pass; back for tiles of BF16."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ..build.params import MAX_RANKS, QUANTIZE_MXFP8
-from ..numerics.mxfp8 import BLOCK, RULES, dequantize
+from ..build.params import DEQUANTIZE_MXFP8, MAX_RANKS, QUANTIZE_MXFP8
+from ..numerics import mxfp8
+from ..numerics.mxfp8 import BLOCK, RULES
 from ..plan.shapes import VECTOR, round_up
 from ..ranks.communicator import Communicator
 from .arguments import as_matrix, local_operand
 
-OP = "quantize_mxfp8"
+OP, BACK = "quantize_mxfp8", "dequantize_mxfp8"
 STEP = 128  # hip_kernels/work/mxfp8.h: depths are padded to it
 TILE = 128  # hip_kernels/work/quantize.h
 
@@ -33,6 +34,7 @@ class MxArray:
     axis: int
     shape: tuple[int, int]
     groups: tuple[int, ...]
+    values: Any = None  # bf16 bits [lines rounded up to 8, depth] for tiles, where they multiply that: see `reused`
 
     @property
     def lines(self) -> int:
@@ -53,7 +55,7 @@ class MxArray:
 
     def dequantize(self) -> np.ndarray:
         """On the host, in float64, of `shape`: without padding, and never transposed."""
-        values = dequantize(_on_host(self.elements), self.scales_by_line())
+        values = mxfp8.dequantize(_on_host(self.elements), self.scales_by_line())
         if self.axis == 1:
             return values[:, : self.shape[1]]
         starts = group_starts(self.groups)
@@ -116,6 +118,7 @@ def quantize_mxfp8(
     *,
     rule: str = "up",
     groups: Sequence[int] | None = None,
+    reused: bool = False,
     out: MxArray | tuple[MxArray, ...] | None = None,
 ) -> Any:
     """Quantises a matrix of this rank to MXFP8. Nothing is exchanged; the first call is made on all ranks together.
@@ -129,7 +132,9 @@ def quantize_mxfp8(
             gradients); (1, 0) for both copies in one pass.
         rule: "up" (as Transformer Engine), "floor" or "even".
         groups: at most 8 counts whose sum is rows: along axis 0 no block has rows of two groups. None: all are one.
-        out: to fill, one for each axis asked for; None allocates.
+        reused: many calls will multiply it, as a weight. Where tiles multiply BF16 (sm_90a), that is then made of it
+            now, and kept with it, instead of by every call. Nothing elsewhere.
+        out: to fill, one for each axis asked for; None allocates. What is kept with it is made anew.
     Returns: an MxArray, or a tuple of two.
     Raises: TypeError, ValueError: a wrong argument, before anything is launched.
     """
@@ -149,7 +154,12 @@ def quantize_mxfp8(
                 f"{OP}: out has axis {copy.axis}, shape {copy.shape} and groups {copy.groups}, want {asked}, {shape} "
                 f"and {groups}"
             )
+    if reused and not comm.device.multiplies_mxfp8:
+        copies = tuple(_with_values(comm, copy) for copy in copies)
     _launch(comm, x, copies, rule)
+    for copy in copies:
+        if copy.values is not None:
+            dequantize(comm, copy, comm.device.address_of(copy.values), copy.depth)
     return copies if isinstance(axis, tuple) else copies[0]
 
 
@@ -167,6 +177,23 @@ def _launch(comm: Communicator, x: Any, copies: Sequence[MxArray], rule: str) ->
     params["m"]["tile_m"] = TILE
     params["columns"], params["ld"], params["rule"] = columns, width, RULES.index(rule)
     comm.launch_plain(OP, params)
+
+
+def _with_values(comm: Communicator, x: MxArray) -> MxArray:
+    """With room for BF16; lines beyond its own are zeros, as gemm_rs wants them of its weight."""
+    if x.values is not None:
+        return x
+    return replace(x, values=comm.device.xp.zeros((round_up(x.lines, VECTOR), x.depth), np.uint16))
+
+
+def dequantize(comm: Communicator, x: MxArray, address: int, ld: int) -> None:
+    """Makes BF16 of what `x` stands for, lines `ld` elements apart, on the device. The first call is made on all ranks
+    together."""
+    params = np.zeros(1, DEQUANTIZE_MXFP8)
+    params["elements"], params["scales"] = (comm.device.address_of(part) for part in (x.elements, x.scales))
+    params["to"], params["ld"] = address, ld
+    params["lines"], params["depth"], params["ld_scales"] = x.lines, x.depth, x.scales.shape[1]
+    comm.launch_plain(BACK, params)
 
 
 def _groups(rows: int, groups: Sequence[int] | None) -> tuple[int, ...]:

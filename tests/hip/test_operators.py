@@ -16,6 +16,7 @@ from kosmos_raw.checks.drills import DRILLS
 from kosmos_raw.checks.operators import CHECKED, Case
 from kosmos_raw.checks.validate import arena_bytes, merge, run_all
 from tests.test_layers import check_mlp
+from tests.test_layers_mxfp8 import check_mlp as check_mlp_in_mxfp8
 
 from .tier import DEVICE
 
@@ -56,6 +57,12 @@ def test_one_rank():
 def test_layers(grads):
     """Forward and backward, with gradients that are added to buffers."""
     check_mlp((30, 0, 5), grads, device=DEVICE, mode="threads", arena_bytes=4 << 20, workgroups=4, timeout_s=60)
+
+
+def test_layers_in_mxfp8():
+    """A row-parallel one: its bias gradient is gathered, as bits of float32. (A column-parallel one: on the CPU.)"""
+    options = {"device": DEVICE, "mode": "threads", "arena_bytes": 4 << 20, "workgroups": 4, "timeout_s": 60}
+    check_mlp_in_mxfp8((30, 5), 1, "none", hidden=40, width=24, dtypes=("bf16", "mxfp8"), **options)
 
 
 def test_nothing_is_kept_of_a_communicator():
