@@ -19,6 +19,7 @@ LOADS = 8  # direct loads of a wave in a K step, and one more of scales: hip_ker
 MFMA, VECTOR, LDS, MEMORY, SCALAR, WAIT, BARRIER = "mfma vector lds memory scalar wait barrier".split()
 
 
+@lru_cache(maxsize=1 << 15)  # asked again and again of the same few thousand
 def kind(instruction: str) -> str:
     """Which unit an instruction goes to."""
     word = instruction.split()[0]
