@@ -20,8 +20,9 @@ from statistics import median
 from typing import Any
 
 from ..ranks.communicator import Communicator
+from .cuda_mxfp8 import MX_PROBLEMS
 from .cuda_problems import PROBLEMS, Problem
-from .llama3 import Shape
+from .llama3 import Shape, rows_moved
 
 SERIAL, TWO_STREAMS, ASYNC_TP = "nccl + cublas", "nccl beside cublas", "async tp"
 COMM, GEMM = "nccl alone", "cublas alone"
@@ -44,6 +45,14 @@ class OpRow:
     ms: dict[tuple[str, str], float]
     samples: dict[tuple[str, str], list[float]] = field(repr=False)
     variants: tuple[str, ...] = (PLANNED,)  # ours
+    dtype: str = "bf16"  # of our factors; peers' are BF16
+    link_bytes: int = 0  # that a rank pulls or sends; 0: not noted
+
+    @property
+    def of_bf16(self) -> float:
+        """Those bytes over what the same takes in BF16."""
+        rows, width = rows_moved(self.op, self.shape)
+        return self.link_bytes / max(1, rows // self.ranks * (self.ranks - 1) * width * 2)
 
     def bound(self, mode: str) -> float:
         """No call can be faster: link and cuBLAS, whichever takes longer."""
@@ -67,14 +76,16 @@ def run(
     rounds: int = 9,
     repeats: int = 100,
     seed: int = 0,
+    dtype: str = "bf16",
 ) -> list[OpRow]:
     """Measures every operator and shape of `todo` with its variants, by name. Every rank calls it; results are alike on
-    all. `repeats`: calls whose bits must be equal."""
+    all. `repeats`: calls whose bits must be equal. dtype: of our factors."""
+    problems = {"bf16": PROBLEMS, "mxfp8": MX_PROBLEMS}[dtype]
     with torch_group(comm, port) as (torch, dist):
         importlib.import_module("torch.distributed._symmetric_memory")
         rows = []
         for op, shape in todo:
-            problem = PROBLEMS[op](comm, torch, dist, shape, seed)
+            problem = problems[op](comm, torch, dist, shape, seed)
             rows.append(_measure(problem, {PLANNED: {}} | dict(variants.get(op, {})), rounds, repeats))
             problem.free()
         return rows
@@ -122,7 +133,10 @@ def _measure(problem: Problem, ours: Mapping[str, Options], rounds: int, repeats
     assert link is not None
     link_ms = problem.link_bytes / (link.push if problem.pushes else link.pull) / 1e6
     medians = {key: median(times) for key, times in samples.items()}
-    return OpRow(problem.op, problem.shape, comm.ranks, worst, link_ms, medians, samples, tuple(ours))
+    return OpRow(
+        problem.op, problem.shape, comm.ranks, worst, link_ms, medians, samples, tuple(ours),
+        dtype=problem.dtype, link_bytes=problem.link_bytes,
+    )  # fmt: skip
 
 
 def _beside(torch: Any, stream: Any, collective: Callable[[], None], multiply: Callable[[], None]) -> None:
@@ -168,26 +182,31 @@ def write_csv(rows: Sequence[OpRow], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         out = csv.writer(file)
-        out.writerow("op ranks name m n k over_bound link_ms variant mode round ms".split())
+        out.writerow("op dtype ranks name m n k over_bound link_ms link_bytes variant mode round ms".split())
         for row in rows:
             s = row.shape
             for (variant, mode), times in row.samples.items():
                 for i, ms in enumerate(times):
-                    fixed = [row.op, row.ranks, s.name, s.m, s.n, s.k, f"{row.over_bound:.4f}", f"{row.link_ms:.5f}"]
-                    out.writerow([*fixed, variant, mode, i, f"{ms:.5f}"])
+                    fixed = [row.op, row.dtype, row.ranks, s.name, s.m, s.n, s.k]
+                    of_link = [f"{row.over_bound:.4f}", f"{row.link_ms:.5f}", row.link_bytes]
+                    out.writerow([*fixed, *of_link, variant, mode, i, f"{ms:.5f}"])
 
 
 def read_csv(path: Path) -> list[OpRow]:
-    """What write_csv wrote."""
-    rows: dict[tuple[str, str, str], OpRow] = {}
+    """What write_csv wrote; older files say nothing of dtype and bytes."""
+    rows: dict[tuple[str, ...], OpRow] = {}
     peers = {SERIAL, TWO_STREAMS, ASYNC_TP, COMM, GEMM}
     with path.open() as file:
         for line in csv.DictReader(file):
             shape = Shape(line["name"], int(line["m"]), int(line["n"]), int(line["k"]))
-            key = (line["op"], line["ranks"], shape.name)
+            key = (line["op"], line.get("dtype", "bf16"), line["ranks"], shape.name)
             if key not in rows:
-                over, link_ms = float(line["over_bound"]), float(line["link_ms"])
-                rows[key] = OpRow(line["op"], shape, int(line["ranks"]), over, link_ms, {}, {}, ())
+                over, link_ms, nbytes = (
+                    float(line["over_bound"]),
+                    float(line["link_ms"]),
+                    int(line.get("link_bytes", 0)),
+                )
+                rows[key] = OpRow(line["op"], shape, int(line["ranks"]), over, link_ms, {}, {}, (), key[1], nbytes)
             row = rows[key]
             row.samples.setdefault((line["variant"], line["mode"]), []).append(float(line["ms"]))
             if line["variant"] not in peers and line["variant"] not in row.variants:

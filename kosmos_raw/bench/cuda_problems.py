@@ -23,6 +23,7 @@ class Problem(ABC):
     """Rows are dealt evenly. `outputs` are ours, `peer_outputs` those of the peers, in the same order."""
 
     op: ClassVar[str]
+    dtype: ClassVar[str] = "bf16"  # of our factors
     pushes: ClassVar[bool] = False  # what crosses the link by default: pushed or pulled
     independent: ClassVar[bool] = False  # the product needs nothing of the collective
     has_async_tp: ClassVar[bool] = True
@@ -125,8 +126,12 @@ class Problem(ABC):
                 raise ValueError(f"{what}, {name}: {int(different)} elements differ from those of the first call")
         for out, theirs, (rows, exact, bound) in zip(first, self.peer_outputs, wanted, strict=True):
             worst = max(worst, close_to_exact(what, out[rows], exact, bound))
-            close_to_peer(what, out, theirs, self.shape.k * (self.comm.ranks if self.pushes else 1))
+            self.beside_peer(what, out, theirs)
         return worst
+
+    def beside_peer(self, what: str, ours: Any, theirs: Any) -> None:
+        """Compares one output with the peer's. Raises: ValueError."""
+        close_to_peer(what, ours, theirs, self.shape.k * (self.comm.ranks if self.pushes else 1))
 
     def products(self, a: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
         """a @ b and |a| @ |b| of bf16 bits, in float64."""
@@ -220,6 +225,7 @@ class BulkAg(Problem):
         self.c, peer_c = self.result(s.m, s.n)
         self.gathered, peer_gathered = self.result(self.moved_rows, self.width)
         self.tx, self.ta, self.tb = map(self.tensor, (self.x, self.a, self.b))
+        self.peer_gathered_bits = peer_gathered
         self.peer_c, self.peer_gathered = map(self.tensor, (peer_c, peer_gathered))
 
     def ours(self, **options: Any) -> None:

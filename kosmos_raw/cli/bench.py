@@ -39,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--variants", help="operators: what to measure besides the planned call, like 'movers=8 gemm_rs:transport=pull'"
     )
+    parser.add_argument(
+        "--dtype", choices=("bf16", "mxfp8"), default="bf16", help="operators: of our factors; peers' are BF16 (bf16)"
+    )
     parser.add_argument("--repeats", type=int, default=100, help="operators: calls whose bits must agree (100)")
     parser.add_argument("--png", type=Path, help="operators and policies: draw what was measured")
     parser.add_argument("--redraw", type=Path, metavar="CSV", help="operators: measure nothing, show what is there")
@@ -154,7 +157,7 @@ def _measured(args: argparse.Namespace) -> list[cuda_ops.OpRow]:
     moved = max(rows * width * 2 for rows, width in (rows_moved(op, shape) for op, shape in todo))
     arena = 4 * moved + (64 << 20)  # both buffers of staging, the inbox, and what peers read
     results = launch(
-        cuda_ops.run, todo, variants, cuda_ops.free_port(), args.rounds, args.repeats,
+        cuda_ops.run, todo, variants, cuda_ops.free_port(), args.rounds, args.repeats, 0, args.dtype,
         ranks=args.ranks, device="cuda", mode="processes", arena_bytes=arena,
     )  # fmt: skip
     return list(results[0])
@@ -183,12 +186,14 @@ def ops_table(rows: Sequence[cuda_ops.OpRow]) -> str:
     """A line for each operator, shape, mode and variant of ours; then geometric means."""
     c = cuda_ops
     peers = [c.SERIAL, c.TWO_STREAMS, c.ASYNC_TP, c.COMM, c.GEMM]
-    header = ["operator", "shape", "M", "N", "K", "ranks", "mode", "ours", "ms", *peers, "over serial", "of the bound"]
+    header = "operator,dtype,shape,M,N,K,ranks,MB a rank,of BF16,mode,ours,ms".split(",")
+    header += [*peers, "over serial", "of the bound"]
     lines = []
     for mode in c.MODES:
         for row in rows:
             s = row.shape
-            fixed = [row.op, s.name, *map(str, (s.m, s.n, s.k, row.ranks)), mode]
+            moved = [f"{row.link_bytes / 1e6:.2f}", f"{row.of_bf16:.3f}"] if row.link_bytes else ["-", "-"]
+            fixed = [row.op, row.dtype, s.name, *map(str, (s.m, s.n, s.k, row.ranks)), *moved, mode]
             times = [f"{row.ms[peer, mode]:.4f}" if (peer, mode) in row.ms else "-" for peer in peers]
             for variant in row.variants:
                 ratios = [f"{row.over(c.SERIAL, mode, variant):.2f}", f"{row.of_bound(mode, variant):.2f}"]

@@ -1,0 +1,38 @@
+"""What bench of operators says of bytes, and keeps in its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kosmos_raw.bench import cuda_ops
+from kosmos_raw.bench.cuda_mxfp8 import MX_PROBLEMS
+from kosmos_raw.bench.cuda_problems import PROBLEMS
+from kosmos_raw.bench.llama3 import shape
+from kosmos_raw.cli.bench import ops_table
+from kosmos_raw.plan.shapes import MXFP8_FORMAT
+
+
+def test_every_operator_has_a_problem_of_each_dtype():
+    assert PROBLEMS.keys() == MX_PROBLEMS.keys()
+    assert all(problem.dtype == "mxfp8" for problem in MX_PROBLEMS.values())
+
+
+def test_rows_of_both_dtypes_go_through_a_file(tmp_path: Path):
+    of, rows = shape("ag_gemm", "8B-QKV-MBS1"), []
+    for dtype, nbytes in (("bf16", of.m // 2 * of.k * 2), ("mxfp8", MXFP8_FORMAT.nbytes(of.m // 2, of.k))):
+        peers = (cuda_ops.SERIAL, cuda_ops.COMM, cuda_ops.GEMM, cuda_ops.PLANNED)
+        samples = {(name, mode): [1.5, 2.5, 2.0] for name in peers for mode in cuda_ops.MODES}
+        medians = dict.fromkeys(samples, 2.0)
+        rows.append(cuda_ops.OpRow("ag_gemm", of, 2, 0.5, 0.25, medians, samples, dtype=dtype, link_bytes=nbytes))
+    assert [row.of_bf16 for row in rows] == [1.0, 33 / 64]
+    cuda_ops.write_csv(rows, tmp_path / "rows.csv")
+    assert cuda_ops.read_csv(tmp_path / "rows.csv") == rows
+    lines = ops_table(rows).splitlines()
+    assert [word in lines[3] for word in ("mxfp8", "17.30", "0.516")] == [True] * 3
+
+
+def test_older_files_are_read():
+    (file,) = Path(__file__).parents[1].glob("docs/results/h200x2_ag_gemm.csv")
+    rows = cuda_ops.read_csv(file)
+    assert rows and all((row.dtype, row.link_bytes) == ("bf16", 0) for row in rows)
+    assert " - " in ops_table(rows)
