@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from kosmos_raw.bench import cuda_ops
 from kosmos_raw.bench.cuda_mxfp8 import MX_PROBLEMS
 from kosmos_raw.bench.cuda_problems import PROBLEMS
 from kosmos_raw.bench.llama3 import shape
 from kosmos_raw.cli.bench import ops_table
+from kosmos_raw.cli.main import main
 from kosmos_raw.plan.shapes import MXFP8_FORMAT
 
 
@@ -36,3 +39,8 @@ def test_older_files_are_read():
     rows = cuda_ops.read_csv(file)
     assert rows and all((row.dtype, row.link_bytes) == ("bf16", 0) for row in rows)
     assert " - " in ops_table(rows)
+
+
+def test_what_is_measured_in_bf16_alone_refuses_mxfp8(capsys: pytest.CaptureFixture[str]):
+    assert main(["bench", "gemm", "--dtype", "mxfp8"]) == 1
+    assert "bench gemm: dtype is mxfp8, want bf16" in capsys.readouterr().err

@@ -58,6 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.dtype != "bf16" and args.what not in (*CHECKED, "all"):
+        raise ValueError(
+            f"bench {args.what}: dtype is {args.dtype}, want bf16; mxfp8 is for {', '.join(CHECKED)}, or all"
+        )
     if args.what == "policies":
         return bench_policies.run(args, _shapes(args) if args.shapes or args.device == "cuda" else None)
     if args.device == "emulated":
