@@ -135,9 +135,11 @@ class _Call:
         wanted: dict[str, tuple[tuple[int, ...], np.dtype]] = {"x": (self.x.shape, np.dtype(np.uint16))}
         wanted |= {n: (shape, dtype) for n, shape in shapes(self.plan, comm.rank).items()}
         for name, (shape, kind) in wanted.items():
-            size = int(np.prod(shape))
-            guarded[name] = self.xp.empty(size + 2 * GUARD, kind)
+            guarded[name] = self.xp.empty(int(np.prod(shape)) + 2 * GUARD, kind)
             device.fill(device.address_of(guarded[name]), guarded[name].nbytes, POISON)
+        device.synchronize()  # before the array library writes, in a stream of its own
+        for name, (shape, _) in wanted.items():
+            size = int(np.prod(shape))
             views[name] = guarded[name][GUARD : GUARD + size].reshape(shape)
             if name != "x" and case.into.startswith("add"):
                 before = self.before(name, shape)

@@ -38,12 +38,12 @@ class Node:
     def __init__(self, ranks: int, options: emulator.Options):
         self.options = options
         self.launches: list[emulator.Launch | None] = [None] * ranks
-        self.memory: list[np.ndarray] = []  # of all ranks: what caches may hold from before a launch
+        self.memory: dict[int, np.ndarray] = {}  # of all ranks, by address: what caches may hold from before a launch
         self.here, self.done = threading.Barrier(ranks, self._run), threading.Barrier(ranks)
 
     def _run(self) -> None:
         launches = [launch for launch in self.launches if launch]
-        emulator.run(launches, self.options, self.memory if self.options.caches != "none" else ())
+        emulator.run(launches, self.options, tuple(self.memory.values()) if self.options.caches != "none" else ())
 
     def launch(self, launch: emulator.Launch, rank: int) -> None:
         self.launches[rank] = launch
@@ -84,8 +84,13 @@ def emulated(monkeypatch):
             def allocate(self, nbytes: int, **more: bool) -> Memory:
                 made = super().allocate(nbytes, **more)
                 if nbytes:
-                    node.memory.append(np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(made.address)))
+                    here = (ctypes.c_uint8 * nbytes).from_address(made.address)
+                    node.memory[made.address] = np.ctypeslib.as_array(here)
                 return made
+
+            def free(self, memory: Memory) -> None:
+                node.memory.pop(memory.address, None)
+                super().free(memory)
 
         monkeypatch.setattr(communicator, "open_device", lambda name, rank, ranks: Device(rank, ranks))
 
