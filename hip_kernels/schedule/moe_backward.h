@@ -14,11 +14,12 @@
 //  (1) Every wait is for something smaller. PUSH(r) waits for all of round r + n: its tiles, and its SENDs. A tile waits for
 //      PUSHes into its own round and for tiles before it in the queue. SEND(r) waits for DGRAD1 of r, FOLD for everything.
 //      PLAN, and PUSHes of rounds that need no slot again, wait for ranks to start: by induction over launches they do.
-//  (2) A WG claims what is not ready only when all smaller work of its rank is claimed (before). Pushes that need no slot
-//      again and DWEIGHTs wait for nothing that may need a WG, and are claimed at any time.
+//  (2) A WG begins what is not ready only when all smaller work of its rank is claimed: entries of the main queue are drawn in
+//      order, and with one in hand it takes what else is smaller first (before). Pushes that need no slot again and DWEIGHTs
+//      wait for nothing that may need a WG, and are claimed at any time.
 //  (3) What is claimed because it is ready never blocks: within a launch signals only rise.
-// Take the smallest unfinished work of all ranks: claimed, it runs; unclaimed, some WG of its rank is not blocked, by (2), and
-// comes to claim it. Claiming ahead adds nothing: what blocks blocks in wait_inputs, not in the work.
+// Take the smallest unfinished work of all ranks: claimed, it runs, or is in hand of a WG that does something smaller or ready
+// before; unclaimed, some WG of its rank is not blocked, by (2), and comes to claim it. Claiming ahead adds nothing: what blocks blocks in wait_inputs, not in the work.
 // With weights on inputs DWEIGHT waits for rows of dX, and its key and those behind it are just below FOLD's.
 //
 // Nothing of a peer is on its way into a rank's memory when its kernel ends: each arrival and each freed round was waited for.
@@ -29,8 +30,9 @@
 
 struct MoeBackwardSchedule : MoeBackwardWords {
   // The WG's only state, touched by next_work alone.
-  bool planned = false;
-  u32 segment = 0;  // of the last look at the main queue, whose head only grows
+  bool planned = false, drawn = false;
+  u32 entry = 0, segment = 0;  // of the main queue, the last one drawn; entries are drawn in order, as in moe_forward
+  Work in_hand;
 
   DEVICE explicit MoeBackwardSchedule(const MoeBackwardParams& p) : MoeBackwardWords(p) {}
 
@@ -55,7 +57,7 @@ struct MoeBackwardSchedule : MoeBackwardWords {
     return begin > base ? begin : base;
   }
 
-  // ---- claims: seen first, then taken if nobody else has. Lists of moves and sends from their ends.
+  // ---- claims: seen first, then taken if nobody else has, but for the main queue's. Lists of moves and sends from their ends.
   struct Claim {
     u32 head = HEADS, at = 0;  // HEADS: nothing
     Work work;
@@ -89,10 +91,20 @@ struct MoeBackwardSchedule : MoeBackwardWords {
   DEVICE Work next_work() {
     for (;;) {
       if (aborted(p.g)) return {};
-      const Claim c = planned || is_planned() ? best() : before_plan();
+      const bool ready = planned || is_planned();
+      if (ready && !drawn) draw();
+      const Claim c = ready ? best() : before_plan();
       if (!c) return c.work;  // LEAVE; or GATE, which is no claim: any number of WGs may hold it
-      if (take(c)) return c.work;  // else another WG has just claimed it
+      if (c.head == MAIN) drawn = false;
+      else if (!take(c)) continue;  // another WG has just claimed it
+      return c.work;
     }
+  }
+  DEVICE void draw() {
+    const MoeBackwardQueue queue(p);
+    entry = target::add(head(MAIN), 1, DEVICE_SCOPE);
+    in_hand = entry < queue.entries() ? queue.entry(entry, segment) : Work{};
+    drawn = true;
   }
   DEVICE bool is_planned() {
     if (!target::load(head(PLAN_DONE), DEVICE_SCOPE)) return false;
@@ -112,18 +124,15 @@ struct MoeBackwardSchedule : MoeBackwardWords {
     return p.routing.weigh_inputs ? Claim{} : next_dweight();
   }
 
-  // What this WG should take now, seen and not yet taken: what its crews have ready, else what comes before the next entry of
-  // the main queue, else that entry, or the filler where it would wait. Nothing: it leaves. One loop asks for inputs, for
-  // every copy of that question is kilobytes of code.
+  // What this WG should take now, seen and not yet taken: what its crews have ready, else what comes before the entry in hand,
+  // else that entry, or the filler where it would wait. Nothing: it leaves. One loop asks for inputs, for every copy of that
+  // question is kilobytes of code.
   enum Stage : u32 { MOVING, SENDING, BUILDING };
-  DEVICE Claim best() {
-    const MoeBackwardQueue queue(p);
-    const u32 i = target::load(head(MAIN), DEVICE_SCOPE);
-    const bool no_tiles = i >= queue.before_folds();
-    const Work w = i < queue.entries() ? queue.entry(i, segment) : Work{};
+  DEVICE Claim best() const {
+    const bool no_tiles = entry >= MoeBackwardQueue(p).before_folds();
 #pragma unroll 1
     for (u32 stage = MOVING;; stage++) {
-      Claim c = stage == MOVING ? next_of_movers(no_tiles) : stage == SENDING ? next_of_senders(no_tiles) : next_built(i, w);
+      Claim c = stage == MOVING ? next_of_movers(no_tiles) : stage == SENDING ? next_of_senders(no_tiles) : next_built();
       const bool asks = stage == SENDING || (stage == MOVING && c.head == MOVES && reuses(c.work.chunk, round_of(c.work.row))) ||
                         (stage == BUILDING && c.head == MAIN && target::load(head(SHARED), DEVICE_SCOPE) < shared_size());
       const bool there = c && (!asks || has_inputs_of(*this, c.work));
@@ -139,9 +148,9 @@ struct MoeBackwardSchedule : MoeBackwardWords {
     return p.routing.weigh_inputs ? Claim{} : next_dweight();
   }
   DEVICE Claim next_of_senders(bool no_tiles) const { return no_tiles || target::wg() < p.senders ? next_send() : Claim{}; }
-  DEVICE Claim next_built(u32 i, const Work& w) const {
-    if (const Claim c = before(w)) return c;
-    if (w.kind != LEAVE) return {MAIN, i, w};
+  DEVICE Claim next_built() const {
+    if (const Claim c = before(in_hand)) return c;
+    if (in_hand.kind != LEAVE) return {MAIN, entry, in_hand};
     return next_shared(shared_size());
   }
 
