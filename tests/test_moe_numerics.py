@@ -255,7 +255,8 @@ def test_a_right_backward_is_within_the_bound(name, from_saved, in_fp32):
     over = judged_backward(name, from_saved)
     assert max(over.values()) <= 1.0, over
     if from_saved:
-        assert over["logits"] > 0.003, f"the bound is far wider than the arithmetic: {over}"
+        # Which part is used depends on the order in which NumPy's BLAS adds, and so on the machine: 0.0029 to 0.004 seen.
+        assert over["logits"] > 0.001, f"the bound is far wider than the arithmetic: {over}"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 #include "moe_layout.h"
 
 constexpr u32 MAX_SCANS = 8;
-constexpr u32 MAX_TEAM = 16, MAX_GROUPS = 2 * MAX_TEAM, TOKEN_WORDS = 2 + 2 * MAX_TEAM;  // work/route.h
+constexpr u32 MAX_TEAM = 16, MAX_GROUPS = 2 * MAX_TEAM, TOKEN_WORDS = 2 + MAX_GROUPS;  // work/route.h
 
 // Behind Signals, in the same memory: epochs again, one writer a slot. No shape moves a slot: whatever layers follow each
 // other, and whoever of them is ahead, nobody finds one signal in another one's place.
