@@ -255,7 +255,7 @@ def test_a_right_backward_is_within_the_bound(name, from_saved, in_fp32):
     over = judged_backward(name, from_saved)
     assert max(over.values()) <= 1.0, over
     if from_saved:
-        # What is used depends on the order in which NumPy's BLAS adds, and so on the machine: 0.0029 here, more elsewhere.
+        # What is used depends on the order in which NumPy's BLAS adds, and so on the machine: 0.0029 on one of them.
         assert over["logits"] > 0.001, f"the bound is far wider than the arithmetic: {over}"
 
 
