@@ -8,7 +8,7 @@ PIP = $(RUN) -m pip install --quiet --disable-pip-version-check
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak tsan lint bench wheel clean
+.PHONY: help demo test slow soak tsan lint bench wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test: $(VENV)/.dev  ## every test that this machine can run
 
 test-%: $(VENV)/.dev  ## the same operators on N ranks under mpirun: make test-8
 	$(VENV)/bin/mpirun -n $* $(RUN) -m pytest -m mpi tests/mpi
+
+slow: $(VENV)/.dev  ## tests that take minutes with a cold cache: moe_backward in the emulator
+	$(RUN) -m pytest -m slow
 
 soak: $(VENV)/.dev  ## every operator many times, on the CPU and emulated, with late ranks (an hour)
 	$(RUN) tests/soak.py

@@ -161,8 +161,12 @@ class _Late:
 
     def prepare(self, *arguments: Any) -> Callable[[int], None]:
         device, op = self._how
-        time.sleep(0.3 * device.index)  # so long may compiling take
-        return CupyKernel(device, op, device._code(op)).prepare(*arguments)
+
+        def begin(workgroups: int) -> None:
+            time.sleep(0.3 * device.index)  # so long may compiling take
+            CupyKernel(device, op, device._code(op)).prepare(*arguments)(workgroups)
+
+        return begin
 
 
 def functions_fetched_late(patch: Patch) -> None:
