@@ -15,7 +15,11 @@ from kosmos_raw.plan.moe.config import MoEConfig
 from .test_moe_forward import CACHES, LATE, SMALL
 from .test_operators import emulated  # noqa: F401  (a fixture)
 
-pytestmark = [pytest.mark.slow, pytest.mark.emulated, pytest.mark.skipif(gfx950.missing() is not None, reason=str(gfx950.missing()))]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.emulated,
+    pytest.mark.skipif(gfx950.missing() is not None, reason=str(gfx950.missing())),
+]
 
 INPUTS = MoEConfig(64, 280, 5, 2, score="sigmoid", weight_on="input", shared_width=16)
 
