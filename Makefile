@@ -38,7 +38,7 @@ slow: $(VENV)/.dev  ## tests that take minutes with a cold cache: moe_backward i
 	$(RUN) -m pytest -m slow
 
 soak: $(VENV)/.dev  ## every operator many times, on the CPU and emulated, with late ranks (an hour)
-	$(RUN) tests/soak.py
+	$(RUN) -m tests.soak
 
 tsan: $(VENV)/.dev  ## histories of every operator on threads under ThreadSanitizer (five minutes)
 	$(RUN) tests/forced/threads.py

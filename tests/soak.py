@@ -9,9 +9,6 @@ import argparse
 import os
 import sys
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script in a checkout
 
 from tqdm import tqdm
 
