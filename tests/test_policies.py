@@ -12,7 +12,8 @@ import kosmos_raw as kr
 from kosmos_raw.bench import policies
 from kosmos_raw.build.params import ORDERS
 from kosmos_raw.checks.operators import CHECKED, Case
-from kosmos_raw.checks.validate import bits_of
+from kosmos_raw.checks.validate import bits_of, merge, report, run
+from kosmos_raw.cli import demo
 from kosmos_raw.cli.main import main
 from kosmos_raw.plan.crew import policies_of
 from kosmos_raw.plan.shapes import ORDERS_OF
@@ -80,3 +81,10 @@ def _wrong(comm):
 def test_bench_policies_times_nothing_that_is_wrong():
     for said in kr.launch(_wrong, ranks=2, mode="processes"):
         assert said == "bench policies: ag_gemm, two_way: other bits than one_way"
+
+
+def test_the_table_of_demo_takes_every_policy():
+    cases = [Case((4, 4), 8, 8, policy=policy) for policy in (None, *policies_of("ag_gemm", beside=False))]
+    reports = [report(case, "cpu", merge(kr.launch(run, case, ranks=2, mode="threads"))) for case in cases]
+    lines = demo._checks_table(reports).splitlines()[2:]
+    assert [line.split()[7] for line in lines] == ["default", *policies_of("ag_gemm", beside=False)]

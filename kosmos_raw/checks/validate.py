@@ -189,7 +189,7 @@ def report(case: Case, device: str, outcome: Outcome) -> dict[str, Any]:
         "device": device,
         "ranks": len(case.rows),
         "shape": {"m": case.m, "n": case.n, "k": case.k, "rows": list(case.rows)},
-        "policy": case.policy,
+        "policy": case.policy or "default",
         "order": case.order,
         "iters": case.iters,
         "repeats": case.repeats,
