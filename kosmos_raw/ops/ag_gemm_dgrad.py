@@ -59,11 +59,12 @@ def ag_gemm_dgrad(
     Raises: as ag_gemm.
     """
     order_idx = order_number(OP, order)
-    options, key, again = (rows if rows is None else tuple(rows), policy, order, movers, split), None, False
+    key = None  # with `gathered` a call is more than its launch
     if gathered is None:
-        key, again = call_again(comm, OP, (a, b, out), *options)
-    if again:
-        return out
+        every = rows if rows is None else tuple(rows)
+        key, again = call_again(comm, OP, (a, b, out), every, policy, order, movers, split)
+        if again:
+            return out
     if isinstance(a, MxArray) or isinstance(b, MxArray):
         raise TypeError(f"{OP}: a and b are MXFP8; both gradients are then made together: ag_gemm_grads")
     a, b = factors(comm, OP, a, b, 1, 0)
@@ -95,7 +96,7 @@ def _launch(
     params["split"]["sums"] = comm.local(f"{OP}.sums", plan.sums_bytes)
     operands = [*shards, Matrix(address, width, plan.padded_n, plan.padded_n)]
     placed = in_arena(comm, a, width) and is_plain(comm, b, plan.padded_n) and is_plain(comm, out, plan.padded_n)
-    if gathered is not None or not placed or b.shape[0] != width:
+    if not placed or b.shape[0] != width:
         key = None
     comm.launch(OP, params, call, plan.counter_words, operands, kernel=plan.kernel, key=key)
     hand_over(comm, int(params["c"][0]), out, plan.padded_n)

@@ -169,7 +169,8 @@ def _launch_push(
     params["band_tile_rows"], params["halved"], params["lead"] = plan.band_tile_rows, plan.halved, plan.lead
     call = (plan.form.dtype, plan.transport, plan.rows, plan.n, widths, plan.tile, order, offset)
     placed = ((a, plan.padded_k), (b, plan.padded_k), (out, plan.padded_n))
-    key = key if key is not None and all(is_plain(comm, *one) for one in placed) and plan.n == plan.padded_n else None
+    if plan.n != plan.padded_n or not all(is_plain(comm, *one) for one in placed):
+        key = None
     comm.launch(OP, params, call, plan.counter_words, operands, kernel=plan.kernel, key=key)
     hand_over(comm, c, out, plan.padded_n)
 

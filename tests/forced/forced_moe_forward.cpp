@@ -67,7 +67,7 @@ static void run_mutant(u32 me, target::Box& box, bool decides) {
     case PULL_BEFORE_SORT: return run_wg<With<Impatient<one_of<PULL, 0>>>>(p, box, decides);
     case PULL_BEFORE_ITS_SLOT: return run_wg<With<Impatient<one_of<PULL, 1>>>>(p, box, decides);
     case FOLDS_BACKWARDS: return run_wg<FoldsBackwards>(p, box, decides);
-    case STORES_BESIDE: return run_wg<StoresBeside>(p, box, decides);
+    case STORES_BESIDE: return run_wg<StoresBeside<MoeForward>>(p, box, decides);
     default: return run_wg<MoeForward>(p, box, decides);
   }
 }

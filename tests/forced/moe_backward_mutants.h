@@ -1,6 +1,7 @@
 // moe_backward broken on purpose: each breaks one rule, and says which.
 #pragma once
 #include "moe_backward_check.h"
+#include "mutants.h"
 
 using BackwardSchedule = MoeBackwardSchedule;
 template <class S> struct WithSchedule : MoeBackward {
@@ -14,13 +15,7 @@ template <SkipsInput SKIPS> struct Hasty : BackwardSchedule {
   using BackwardSchedule::BackwardSchedule;
   bool wait_inputs(const Work& w) const {
     if (w.kind == PLAN) return SKIPS(*this, w, 0) || wait_all_started(p.g, w);
-    for (u32 i = 0;; i++) {
-      const Input in = input(w, i);
-      if (!in.more) break;
-      if (in.signal && !SKIPS(*this, w, i) && !wait_at_least(p.g, w, in.signal, in.want, in.scope)) return false;
-    }
-    acquire_inputs(w);
-    return true;
+    return wait_but_for(*this, w, SKIPS);
   }
 };
 template <Kind KIND> bool any_of(const BackwardSchedule&, const Work& w, u32) { return w.kind == KIND; }

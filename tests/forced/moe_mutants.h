@@ -1,6 +1,7 @@
 // moe_forward broken on purpose: each breaks one rule, and says which.
 #pragma once
 #include "moe_check.h"
+#include "mutants.h"
 
 // --- work begins without something that it needs ---
 
@@ -9,13 +10,7 @@ template <Skips SKIPS> struct Impatient : MoeSchedule {
   using MoeSchedule::MoeSchedule;
   bool wait_inputs(const Work& w) const {
     if (w.kind == PLAN && !wait_all_started(p.g, w)) return false;
-    for (u32 i = 0;; i++) {
-      const Input in = input(w, i);
-      if (!in.more) break;
-      if (in.signal && !SKIPS(*this, w, i) && !wait_at_least(p.g, w, in.signal, in.want, in.scope)) return false;
-    }
-    acquire_inputs(w);
-    return true;
+    return wait_but_for(*this, w, SKIPS);
   }
 };
 template <Kind KIND> bool all_of(const MoeSchedule&, const Work& w, u32) { return w.kind == KIND; }
@@ -78,21 +73,28 @@ struct CreditsFirstColumn : MoeSchedule {
     if (count(gemm1_done(w.row)) == 1 && !p.layout.pull) slot_is_free(w.row);
   }
 };
-// Credits go to those who have rows in what takes the slot next, not to those who had.
-struct CreditsOldSources : MoeSchedule {
+// MoeSchedule's finish, but credits go to ranks with rows in another tile row, to another place, or say something else.
+struct Credits : MoeSchedule {
   using MoeSchedule::MoeSchedule;
-  void finish(const Work& w) const {
+  template <class Place> void finish_with(const Work& w, u32 sources_of_row, Place place, u32 value) const {
     if (w.kind != GEMM1) return MoeSchedule::finish(w);
     if (count(gemm1_done(w.row)) != p.columns1 || p.layout.pull || w.row + p.x_slots >= p.layout.rows()) return;
     target::acquire(DEVICE_SCOPE);
     target::release(SYSTEM_SCOPE);
     for (u32 q = 0; q < p.g.ranks; q++)
-      if (p.layout.sources_of(w.row) >> q & 1) target::store(freed(q, p.g.rank, w.row), p.g.epoch, SYSTEM_SCOPE);
+      if (p.layout.sources_of(sources_of_row) >> q & 1) target::store(place(q), value, SYSTEM_SCOPE);
+  }
+};
+// Credits go to those who have rows in what takes the slot next, not to those who had.
+struct CreditsOldSources : Credits {
+  using Credits::Credits;
+  void finish(const Work& w) const {
+    finish_with(w, w.row, [&](u32 q) { return freed(q, p.g.rank, w.row); }, p.g.epoch);
   }
 };
 // A slot of its own for each tile row: two WGs may store credits in the wrong order.
-struct CreditsByOneWord : MoeSchedule {
-  using MoeSchedule::MoeSchedule;
+struct CreditsByOneWord : Credits {
+  using Credits::Credits;
   u32 mark(u32 v) const { return p.g.epoch * 4096 + v; }
   bool wait_inputs(const Work& w) const {
     if (w.kind == PUSH && w.row >= p.x_slots)
@@ -100,18 +102,12 @@ struct CreditsByOneWord : MoeSchedule {
     return Impatient<one_of<PUSH, 1>>(p).wait_inputs(w);
   }
   void finish(const Work& w) const {
-    if (w.kind != GEMM1) return MoeSchedule::finish(w);
-    if (count(gemm1_done(w.row)) != p.columns1 || p.layout.pull || w.row + p.x_slots >= p.layout.rows()) return;
-    target::acquire(DEVICE_SCOPE);
-    target::release(SYSTEM_SCOPE);
-    for (u32 q = 0; q < p.g.ranks; q++)
-      if (p.layout.sources_of(w.row + p.x_slots) >> q & 1)
-        target::store(freed(q, p.g.rank, 0), mark(w.row), SYSTEM_SCOPE);
+    finish_with(w, w.row + p.x_slots, [&](u32 q) { return freed(q, p.g.rank, 0); }, mark(w.row));
   }
 };
 // A signal's place does not depend on a shape, so no other rank writes there in another launch.
-struct CreditsMoveWithTheShape : MoeSchedule {
-  using MoeSchedule::MoeSchedule;
+struct CreditsMoveWithTheShape : Credits {
+  using Credits::Credits;
   u32* credit(u32 at, u32 o, u32 v) const { return signals(at).rows[p.layout.row_cap].arrived + o * p.layout.row_cap + v; }
   bool wait_inputs(const Work& w) const {
     if (w.kind == PUSH && w.row >= p.x_slots)
@@ -119,12 +115,7 @@ struct CreditsMoveWithTheShape : MoeSchedule {
     return Impatient<one_of<PUSH, 1>>(p).wait_inputs(w);
   }
   void finish(const Work& w) const {
-    if (w.kind != GEMM1) return MoeSchedule::finish(w);
-    if (count(gemm1_done(w.row)) != p.columns1 || p.layout.pull || w.row + p.x_slots >= p.layout.rows()) return;
-    target::acquire(DEVICE_SCOPE);
-    target::release(SYSTEM_SCOPE);
-    for (u32 q = 0; q < p.g.ranks; q++)
-      if (p.layout.sources_of(w.row + p.x_slots) >> q & 1) target::store(credit(q, p.g.rank, w.row), p.g.epoch, SYSTEM_SCOPE);
+    finish_with(w, w.row + p.x_slots, [&](u32 q) { return credit(q, p.g.rank, w.row); }, p.g.epoch);
   }
 };
 // Moves that are dealt are made by those who have them, and by nobody else.
@@ -256,8 +247,4 @@ struct FoldsBackwards : MoeForward {
       target::write(p.out + t * rows.words + column, eight_bf16(sum));
     }
   }
-};
-// Not a rule of the schedule, but of the tests: a store beside its place is noticed.
-struct StoresBeside : MoeForward {
-  static void store(const Params& p, const Work& w, u32 row, u32 column, u64 v) { MoeForward::store(p, w, row, column + 4, v); }
 };

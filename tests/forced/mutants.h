@@ -21,6 +21,17 @@ template <class S, Kind kind> struct DoesNotWaitFor : S {
   bool wait_inputs(const Work& w) const { return w.kind == kind || S::wait_inputs(w); }
 };
 
+// Waits for what a schedule lists as inputs of w, but for those that `skips` names.
+template <class S, class Skips> bool wait_but_for(const S& s, const Work& w, Skips skips) {
+  for (u32 i = 0;; i++) {
+    const auto in = s.input(w, i);
+    if (!in.more) break;
+    if (in.signal && !skips(s, w, i) && !wait_at_least(s.p.g, w, in.signal, in.want, in.scope)) return false;
+  }
+  s.acquire_inputs(w);
+  return true;
+}
+
 // A start is announced before anything is waited for.
 template <class S> struct AnnouncesLate : S {
   using S::S;
