@@ -169,8 +169,9 @@ def _launch_push(
     params["band_tile_rows"], params["halved"], params["lead"] = plan.band_tile_rows, plan.halved, plan.lead
     call = (plan.form.dtype, plan.transport, plan.rows, plan.n, widths, plan.tile, order, offset)
     placed = ((a, plan.padded_k), (b, plan.padded_k), (out, plan.padded_n))
-    if plan.n != plan.padded_n or not all(is_plain(comm, *one) for one in placed):
-        key = None
+    mx = plan.form is MXFP8_FORMAT
+    if mx or plan.n != plan.padded_n or not all(is_plain(comm, *one) for one in placed):
+        key = None  # a launch made again would find no copies of what was staged
     comm.launch(OP, params, call, plan.counter_words, operands, kernel=plan.kernel, key=key)
     hand_over(comm, c, out, plan.padded_n)
 
