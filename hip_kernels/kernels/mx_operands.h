@@ -1,10 +1,10 @@
 // Operands of tiles of operators in MXFP8. Where the target cannot multiply that, they are BF16 that lies alike.
 #pragma once
+#include "../work/mx_copy.h"
 #include "../work/mx_move.h"
 #include "tile_operands.h"
 
 constexpr Element MX_ELEMENT = target::MULTIPLIES_MXFP8 ? MXFP8 : BF16;
-constexpr u32 MX_WORD = target::MULTIPLIES_MXFP8 ? 16 : 8;  // elements of a 16-byte word
 
 // Lines of one side, from the first that a tile reads on.
 struct MxSide {
@@ -15,6 +15,9 @@ struct MxSide {
 // From line `line` and element k of it on, of lines of `depth`. k is a multiple of 128.
 DEVICE inline MxSide mx_side(const Vec16* lines, const MxScales& s, u64 line, u32 depth, u32 k = 0) {
   return {lines + (line * depth + k) / MX_WORD, s.words + (u64)(k / MX_STEP) * s.ld + line, s.ld};
+}
+DEVICE inline MxSide mx_side(const MxCopy& m, u64 line, u32 k = 0) {
+  return mx_side(m.elements, {m.scales, m.ld_scales, 0}, line, m.depth, k);
 }
 DEVICE inline TileOperands mx_operands(const MxSide& a, u32 rows, const MxSide& b, u32 cols, u32 K, u32 depth) {
   return {a.lines, b.lines, rows, cols, K, depth, depth, a.scales, b.scales, a.ld, b.ld};

@@ -32,8 +32,8 @@ struct TileResult {
 // What is handed over of a tile: by store or result, by store_f32, or by store_gated.
 enum Epilogue : u32 { ROWS, SUMS, GATED_SUMS };
 
-// An operator Op offers LAYOUT (TN if it does not; where kinds of work differ, layout(kind)), ELEMENT (BF16 if it does not), operands(p, w) -> TileOperands, and store,
-// which every target can use:
+// An operator Op offers LAYOUT (TN if it does not; where kinds of work differ, layout(kind)), ELEMENT (BF16 if it does not; where
+// kinds differ, element(kind)), operands(p, w) -> TileOperands, and store, which every target can use:
 //   store(p, w, row, column, four)       four columns of a row of the tile, as BF16; column is a multiple of 4
 // Optional, and taken by targets that know them instead of it, the first before the second:
 //   result(p, w) -> TileResult           where store would put all of them
@@ -41,6 +41,8 @@ enum Epilogue : u32 { ROWS, SUMS, GATED_SUMS };
 // An operator whose tiles differ says which it is, epilogue(w) -> Epilogue. GATED_SUMS: B holds rows of two matrices that
 // alternate in blocks of target::GATED, and their sums meet in store_gated(p, w, row, column, gate, up), four of each, where
 // column is that of one matrix alone.
+// An operator may read again what a tile of its has stored, all lanes, before that is published: where makes_copies(w), the
+// target calls make_copies(p, w).
 // With THROUGH = true (optional), what result tells of is stored past every cache. NaNs that are handed over are quiet.
 template <class Op> DEVICE constexpr bool through() {
   if constexpr (requires { Op::THROUGH; }) return Op::THROUGH;
@@ -65,3 +67,9 @@ template <class Op> DEVICE constexpr Element element() {
   if constexpr (requires { Op::ELEMENT; }) return Op::ELEMENT;
   else return BF16;
 }
+template <class Op> DEVICE constexpr bool many_elements() { return requires { Op::element(TILE); }; }
+template <class Op> DEVICE constexpr Element element_of(Kind kind) {
+  if constexpr (many_elements<Op>()) return Op::element(kind);
+  else return element<Op>();
+}
+template <class Op> DEVICE constexpr bool has_copies() { return requires(const Work& w) { Op::makes_copies(w); }; }

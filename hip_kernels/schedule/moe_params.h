@@ -1,6 +1,7 @@
 // What a launch of moe_forward is told, its signals and its counters.
 #pragma once
 #include "moe_layout.h"
+#include "mx.h"
 
 constexpr u32 MAX_SCANS = 8;
 constexpr u32 MAX_TEAM = 16, MAX_GROUPS = 2 * MAX_TEAM, TOKEN_WORDS = 2 + MAX_GROUPS;  // work/route.h
@@ -90,6 +91,18 @@ struct MoeParams {
   u32 crew, crew_tiles;       // of them, WGs that build no more than so many tiles; crew < WGs
 };
 static_assert(sizeof(MoeParams) == 656 && sizeof(MoeRouting) == 40 && sizeof(MoeWeights) == 48);
+
+// In MXFP8: experts' products alone. Widths of H and I are multiples of 128 there, of tokens' rows `depth` is; weights.gate_up
+// and weights.down are not used, and rows of x in the ring are a copy whose scales are apart.
+struct MoeMxfp8Params : MoeParams {
+  u64 x_scales_at;  // offset in every rank's arena, in words of 16 bytes
+  MxCopy gate_up;   // [experts of this rank * 2 I, depth]
+  MxCopy down;      // [experts of this rank * depth, I]: H lines of each, up to `depth`
+  MxCopy h_copy;    // ring as h
+  u32 depth;        // H, up to a multiple of 128
+  u32 zero;
+};
+static_assert(sizeof(MoeMxfp8Params) == sizeof(MoeParams) + 88);
 
 // Counters of one set, and slots of signals, by name.
 struct MoeWords {

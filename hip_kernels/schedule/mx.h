@@ -10,6 +10,15 @@ struct MxScales {
 };
 static_assert(sizeof(MxScales) == 16);
 
+// A copy of a matrix. Lines are the source's rows, or its columns: a copy of columns is transposed.
+struct MxCopy {
+  Vec16* elements;  // [lines, depth]; null: not wanted
+  u32* scales;      // [depth / 128, ld_scales], four bytes each
+  u32 depth;        // a multiple of 128; blocks past the source's end are zero
+  u32 ld_scales;    // at least the lines
+};
+static_assert(sizeof(MxCopy) == 24);
+
 // Scales of what is gathered, beside its elements in shard_of and gathered.
 struct MxGathered {
   const Vec16* scales_of[MAX_RANKS];  // every rank's, of its shard

@@ -71,11 +71,12 @@ template <class Op> struct Director {
   }
 
   // ---- asked by Tile::step
-  DEVICE void look_ahead() {
+  template <Element E> DEVICE void look_ahead() {
     if (!decides) return;
     const Work w = claim();
     bool streams = false;
-    if constexpr (requires { schedule.ready(w); }) streams = is_tile(w.kind) && schedule.ready(w);
+    if constexpr (requires { schedule.ready(w); })
+      streams = is_tile(w.kind) && element_of<Op>(w.kind) == E && schedule.ready(w);
     if (streams) trace.mark(p.g, READY, w);
     post(w, streams);
   }
@@ -103,6 +104,14 @@ template <class Op> struct Director {
       const u32 rows = loading.rows, cols = loading.cols;  // `loading` will be the next tile's
       tiles.template multiply_tile<sure_stores<Op>()>(*this);
       hand_over<Op>(p, now, tiles, rows, cols);
+      if constexpr (has_copies<Op>())
+        if (Op::makes_copies(now)) {
+          // All waves' stores. Twice, for the second group of waves is one barrier behind.
+          wait_memory<0>();
+          meet();
+          meet();
+          Op::make_copies(p, now);
+        }
       if (!goes_on) break;
       last = now;
       now = next;
@@ -112,9 +121,11 @@ template <class Op> struct Director {
   }
 };
 
+// Where kinds of tiles differ in their elements, each has its own stream: one ends where the other begins.
 template <class Op> DEVICE inline void run(const typename Op::Params& p) {
   using Tiles = Tile<layout<Op>(), mfma_rows<Op>(), element<Op>(), many_layouts<Op>()>;
-  __shared__ __attribute__((aligned(1024))) unsigned char lds[Tiles::LDS_BYTES];
+  using MxTiles = Tile<TN, mfma_rows<Op>(), MXFP8>;
+  __shared__ __attribute__((aligned(1024))) unsigned char lds[(many_elements<Op>() ? MxTiles::LDS_BYTES : Tiles::LDS_BYTES)];
   __shared__ U32x4 box;
   Director<Op> director(p, (LDS U32x4*)&box);
   Tiles tiles((LdsBytes*)lds);
@@ -124,6 +135,12 @@ template <class Op> DEVICE inline void run(const typename Op::Params& p) {
     w = director.after(w, claimed);
     if (w.kind == LEAVE) return;
     claimed = is_tile(w.kind);
+    if constexpr (many_elements<Op>())
+      if (claimed && Op::element(w.kind) == MXFP8) {
+        MxTiles mx_tiles((LdsBytes*)lds);
+        w = director.stream(mx_tiles, w);
+        continue;
+      }
     if (claimed) w = director.stream(tiles, w);
     else Op::move(director.schedule, w);
   }

@@ -211,7 +211,7 @@ template <Layout L, u32 R, Element E, bool MANY = false> struct Tile {
     constexpr u32 YOUNGER = LOADS + (FIRST ? STORES : 0);
     if constexpr (!FIRST)
       if (__builtin_expect(u + 1 == steps, 0)) {
-        director.look_ahead();
+        director.template look_ahead<E>();
         if constexpr (MANY) wait_lds();  // or the compiler waits where both ways meet, in each step
       }
     if constexpr (MANY) read_both();

@@ -157,7 +157,7 @@ template <class Op> void gemm_tile(const typename Op::Params& p, const Work& w) 
   __builtin_memset(s.c, 0, sizeof s.c);
   for (u32 k0 = 0; k0 < t.K; k0 += DEPTH) {
     const u32 depth = t.K - k0 < DEPTH ? t.K - k0 : DEPTH;
-    if constexpr (element<Op>() == MXFP8) unpack_mxfp8(s, t, k0, depth);
+    if (element_of<Op>(w.kind) == MXFP8) unpack_mxfp8(s, t, k0, depth);
     else if constexpr (many_layouts<Op>()) unpack_by(Op::layout(w.kind), s, t, k0, depth);
     else unpack<layout<Op>()>(s, t, k0, depth);
     for (u32 n = 0; n < t.cols; n += MICRO_COLS)

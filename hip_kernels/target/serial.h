@@ -13,8 +13,11 @@ template <class Op> void run(const typename Op::Params& p) {
     trace.mark(p.g, CLAIMED, w);
     if (w.kind == LEAVE || !schedule.wait_inputs(w)) return;
     trace.mark(p.g, READY, w);
-    if (is_tile(w.kind)) gemm_tile<Op>(p, w);
-    else Op::move(schedule, w);
+    if (is_tile(w.kind)) {
+      gemm_tile<Op>(p, w);
+      if constexpr (has_copies<Op>())
+        if (Op::makes_copies(w)) Op::make_copies(p, w);
+    } else Op::move(schedule, w);
     schedule.finish(w);
     trace.mark(p.g, DONE, w);
   }

@@ -193,6 +193,11 @@ template <class Op, u32 N> INLINE void work(const typename Op::Params& p, const 
       if (!t.K) hand_over_zeros<Op>(p, w, t);
       else if (w.kind == HALF && halves<Op>(N)) build<Op, halves<Op>(N) ? N / 2 : N, N>(p, w, t, shared, at, panels);
       else build<Op, N, N>(p, w, t, shared, at, panels);
+      if constexpr (has_copies<Op>())
+        if (Op::makes_copies(w)) {
+          barrier();  // all workers' stores
+          Op::make_copies(p, w);
+        }
     } else if (pulls<Op>() && w.kind == PULL) {
       // The publisher's business. But who has not seen a phase of a barrier end must not wait for the one after the next:
       // by its parity it would take the one before for it.

@@ -54,25 +54,37 @@ struct MoeRows {
   DEVICE Vec16* ring_y(u32 v) const { return p.y + (u64)(v % p.y_slots) * l.tile_m * words; }
   DEVICE Vec16* combine(u32 q) const { return p.arena_of[q] + p.combine_at; }
 
-  // Rows of source q for tile row v of their owner, and the padding of its group: into a ring, in which the tile row is at `ring`.
-  DEVICE void dispatch(u32 q, u32 v, u32 e, const Vec16* x, const u64* list, Vec16* ring, bool weigh) const {
+  // Rows of source q for tile row v of their owner, and the padding of their group: place(first, rows, key, from, change). `first`
+  // is where they begin in the tile row; the rest is as gather_rows wants it.
+  template <class Place>
+  DEVICE void place_rows(u32 q, u32 v, u32 e, const Vec16* x, const u64* list, bool weigh, Place place) const {
     const u32 tile = l.tile_of(e, v), k = p.routing.top_k, real = l.count(q, e), base = l.send_base(q, e);
     const MoeLayout::Rows rows = l.padded_rows_in(q, e, tile);
-    Vec16* to = ring + (u64)(l.start(q, e) + rows.begin - tile * l.tile_m) * words;
-    gather_rows(
-        to, rows.end - rows.begin, words,
+    place(
+        l.start(q, e) + rows.begin - tile * l.tile_m, rows.end - rows.begin,
         [&](u32 row) { return rows.begin + row < real ? (u32)target::read(list + base + rows.begin + row) : NOBODY; },
         [&](u32 slot) { return x + (u64)(slot / k) * words; },
         [&](u32 slot, const Vec16& word) {
           return weigh ? weighted(word, float_in(target::read(p.choices + slot))) : word;
         });
   }
-  DEVICE void dispatch(const Work& w) const {
+  // Into a ring, in which the tile row is at `ring`.
+  DEVICE void dispatch(u32 q, u32 v, u32 e, const Vec16* x, const u64* list, Vec16* ring, bool weigh) const {
+    place_rows(q, v, e, x, list, weigh, [&](u32 first, u32 rows, auto key, auto from, auto change) {
+      gather_rows(ring + (u64)first * words, rows, words, key, from, change);
+    });
+  }
+  // Of a PUSH or PULL: to(owner, source, x, list).
+  template <class To> DEVICE void moved(const Work& w, To to) const {
     const bool pull = w.kind == PULL;
     const Vec16* arena = p.arena_of[w.chunk];
-    const u32 owner = pull ? p.g.rank : w.chunk;
-    dispatch(pull ? w.chunk : p.g.rank, w.row, w.part, pull ? arena + p.source_at : p.x,
-             pull ? (const u64*)(arena + p.list_at) : p.list, ring_x(owner, w.row), p.routing.weigh_inputs);
+    to(pull ? p.g.rank : w.chunk, pull ? w.chunk : p.g.rank, pull ? arena + p.source_at : p.x,
+       pull ? (const u64*)(arena + p.list_at) : p.list);
+  }
+  DEVICE void dispatch(const Work& w) const {
+    moved(w, [&](u32 owner, u32 source, const Vec16* x, const u64* list) {
+      dispatch(source, w.row, w.part, x, list, ring_x(owner, w.row), p.routing.weigh_inputs);
+    });
   }
 
   // Rows of rank d in tile row v, which is at `ring`, back to it: into a buffer in the order of its send list.

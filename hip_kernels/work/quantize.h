@@ -3,17 +3,8 @@
 // A tile of 128 x 128 goes through memory of the WG: read line by line, quantised by blocks of either direction, each by one
 // lane, and written in lines again, those of the columns' copy too. No lane needs to know of another's numbers.
 #pragma once
-#include "../schedule/chunks.h"
-#include "mxfp8.h"
-
-// One copy. Lines are the source's rows, or its columns: a copy of columns is transposed.
-struct MxCopy {
-  Vec16* elements;  // [lines, depth]; null: not wanted
-  u32* scales;      // [depth / 128, ld_scales], four bytes each: see mxfp8.h
-  u32 depth;        // a multiple of 128; blocks past the source's end are zero
-  u32 ld_scales;    // at least the lines
-};
-static_assert(sizeof(MxCopy) == 24);
+#include "../schedule/mx.h"
+#include "mx_copy.h"
 
 struct QuantizeParams {  // mirrored by kosmos_raw/build/params.py
   const Vec16* x;        // [rows, ld] bf16
@@ -42,7 +33,6 @@ struct MxScratch {
 };
 
 struct Eight { u16 of[8]; };
-DEVICE inline Vec16 word_of(const u32* four) { return {four[0] | (u64)four[1] << 32, four[2] | (u64)four[3] << 32}; }
 
 // Rows and columns of the source that a tile has: fewer at its ends, where the rest counts as zeros.
 struct MxTile { u32 row, column, rows, columns; };
@@ -78,12 +68,7 @@ DEVICE inline void quantize_rows(const QuantizeParams& p, const MxTile& t, const
       for (u32 k = 0; k < 8; k++) x[j * 8 + k] = (u32)v.of[k] << 16;
     }
     const u32 byte = quantize_block(x, (ScaleRule)p.rule, elements);
-    if (row >= t.rows) continue;
-    Vec16* at = to.elements + ((u64)(t.row + row) * to.depth + t.column) / 16 + block * 2;
-    target::write(at, word_of(elements));
-    target::write(at + 1, word_of(elements + 4));
-    u32* scales = to.scales + (u64)(t.column / MX_STEP) * to.ld_scales + t.row + row;
-    target::write((unsigned char*)scales + block, (unsigned char)byte);
+    if (row < t.rows) put_mxfp8(to, t.row + row, t.column + block * MX_BLOCK, elements, byte);
   }
 }
 

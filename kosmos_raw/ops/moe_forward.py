@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from ..build.params import MOE_FORWARD, MOE_GIVEN, MOE_NOBODY, MOE_SCORES
+from ..build.params import MOE_FORWARD, MOE_FORWARD_MXFP8, MOE_GIVEN, MOE_NOBODY, MOE_SCORES
 from ..device.base import Matrix
 from ..plan.moe.config import MoEConfig
-from ..plan.moe.forward import LANES, OP, TOKEN_WORDS, Crews, MoeForwardPlan, plan_moe_forward
+from ..plan.moe.forward import LANES, OP, TOKEN_WORDS, Crews, MoeForwardPlan, kernel_of, plan_moe_forward
 from ..plan.moe.sizes import Rings
 from ..ranks.communicator import POISON, Communicator
 from .arguments import as_matrix, local_operand, result, symmetric_operand
 from .moe_backward import Forwarded, MoEBackward
 from .moe_gradients import MoEGradients
 from .moe_saved import MoESaved
-from .moe_weights import MoEWeights, Prepared, parts_of, refuse_extra
+from .moe_weights import MoEWeights, Prepared, fill_copy, parts_of, refuse_extra
 
-OF_ALL_LAYERS = ("h", "y")  # what no launch finds as another one has left it
+OF_ALL_LAYERS = ("h", "h_copy", "y")  # what no launch finds as another one has left it
 
 
 class MoELayer:
@@ -36,7 +36,10 @@ class MoELayer:
         tokens: the most that a rank will have in a call, equal on all ranks.
         rings: how many received tile rows lie in memory at a time; None: 1.5 times balanced rows.
         policy: how WGs divide moving and building, see plan.moe.forward.crews_for; crews: instead of what follows.
+        dtype: "bf16", or "mxfp8": experts multiply rows and weights that are quantised. Router, shared expert, and what
+            comes back from experts are as in "bf16".
         pad: to whose multiples the rows of a source for an expert are filled up with zeros; a divisor of a tile's rows.
+            None: 1; in MXFP8 32, of which it must be a multiple.
         pull: owners pull rows, instead of sources pushing them.
         keep: keeps what `backward` needs.
         recompute: `backward` pushes rows and makes pre-activations of experts again, to the same bits. Kept are tokens,
@@ -62,7 +65,8 @@ class MoELayer:
         rings: Rings | None = None,
         policy: str = "two_way",
         crews: Crews | None = None,
-        pad: int = 1,
+        dtype: str = "bf16",
+        pad: int | None = None,
         pull: bool = False,
         keep: bool = True,
         recompute: bool = False,
@@ -71,7 +75,7 @@ class MoELayer:
     ):
         self.comm, self.config, self.strided, self.recompute = comm, config, strided, recompute
         refuse_extra(config, weights)
-        kernel = comm.kernel(OP)
+        kernel = comm.kernel(kernel_of(OP, dtype))
         self.plan: MoeForwardPlan = plan_moe_forward(
             config,
             comm.ranks,
@@ -86,6 +90,8 @@ class MoELayer:
             keep=keep,
             router_parts=parts_of(weights),
             link=comm.device.link,
+            dtype=dtype,
+            bf16_tiles=not comm.device.multiplies_mxfp8,
         )
         comm.arena.need_signals(self.plan.signal_bytes, OP)
         self._name = f"{OP}.{next(self._numbers)}"
@@ -95,7 +101,7 @@ class MoELayer:
         self._round_rows = round_rows
         self._backward: MoEBackward | None = None
         self._last: Forwarded | None = None
-        self._x_ring = None if recompute else comm.empty((self.plan.x_bytes // 2 // hidden, hidden), np.uint16)
+        self._x_ring = None if recompute else comm.empty((self.plan.x_bytes,), np.uint8)
         self._combine = comm.empty((max(1, tokens * config.top_k), hidden), np.uint16)
         self._list = comm.empty((max(2, tokens * config.top_k),), np.uint64)
 
@@ -143,11 +149,13 @@ class MoELayer:
             rings.step_rows,
             rings.x_slots,
             self.strided,
+            plan.dtype,
         )
         places = ("x_at", "combine_at", "counts_at", *(("source_at", "list_at") if plan.pull else ()))
         call += tuple(int(params[name][0]) for name in places)
         self._last = None
-        self.comm.launch(OP, params, call, plan.counter_words(tokens), self._operands(params, tokens))
+        operands = self._operands(params, tokens)
+        self.comm.launch(OP, params, call, plan.counter_words(tokens), operands, kernel=plan.kernel)
         if not direct:
             out.view(np.uint16)[...] = self._array("out", tuple(x.shape), np.uint16)
         self.forwards += 1
@@ -222,12 +230,12 @@ class MoELayer:
 
     def _params(self, x: Any, given: str) -> np.ndarray:
         comm, c, plan = self.comm, self.config, self.plan
-        params = np.zeros(1, MOE_FORWARD)
+        params = np.zeros(1, MOE_FORWARD_MXFP8 if plan.is_mxfp8 else MOE_FORWARD)
         p = params[0]
         tokens = x.shape[0]
         self._fill_arena(p, x)
         self._fill_layout(p["layout"])
-        self._fill_weights(p["weights"], given)
+        self._fill_weights(p, given)
         for name in self._bytes.keys() & set(MOE_FORWARD.names or ()) - {"out"}:
             p[name] = self._room(name)
         self._fill_routing(p, tokens, given)
@@ -267,8 +275,17 @@ class MoELayer:
             p["x_at"] = comm.symmetric_region("moe.x_ring", self.plan.x_bytes, OP)[0] // 16
         else:
             p["x_at"] = (comm.device.address_of(self._x_ring) - comm.arena.address(comm.rank)) // 16
-        for name in OF_ALL_LAYERS:
-            p[name] = self._room(name)
+        rings, plan = self.plan.rings, self.plan
+        p["h"], p["y"] = self._room("h"), self._room("y")
+        if plan.is_mxfp8:
+            p["depth"] = plan.depth
+            p["x_scales_at"] = int(p["x_at"]) + plan.elements_bytes(rings.x_slots * plan.tile.m, plan.depth) // 16
+            self.place_copy(p["h_copy"], self._room("h_copy"), rings.h_slots * plan.tile.m, plan.width)
+
+    def place_copy(self, to: Any, address: int, lines: int, depth: int) -> None:
+        """Fills in a copy that the kernel makes at `address`."""
+        to["elements"], to["scales"] = address, address + self.plan.elements_bytes(lines, depth)
+        to["depth"], to["ld_scales"] = depth, lines
 
     def _symmetric(self, p: Any, name: str) -> int:
         return self.comm.arena.address(self.comm.rank, int(p[name]) * 16)
@@ -282,13 +299,18 @@ class MoELayer:
         layout["strided"], layout["pull"] = self.strided, plan.pull
         layout["row_cap"], layout["move_cap"], layout["send_cap"] = t.row_cap, t.move_cap, t.send_cap
 
-    def _fill_weights(self, weights: Any, given: str) -> None:
+    def _fill_weights(self, p: Any, given: str) -> None:
         have = self.weights
         router = have.gate_alone if given == "experts_and_weights" else have.router
-        named = {"router": router, "bias": have.bias, "gate_up": have.gate_up, "down": have.down}
+        named = {"router": router, "bias": have.bias}
         named |= {"shared_gate_up": have.shared_gate_up, "shared_down": have.shared_down}
+        for name in ("gate_up", "down"):
+            if self.plan.is_mxfp8:
+                fill_copy(self.comm, p[name], getattr(have, name))
+            else:
+                named[name] = getattr(have, name)
         for name, array in named.items():
-            weights[name] = 0 if array is None else self.comm.device.address_of(array)
+            p["weights"][name] = 0 if array is None else self.comm.device.address_of(array)
 
     def _sizes(self) -> dict[str, int]:
         """Bytes of this rank's own memory, by name, for as many tokens as the layer may have: nothing moves from call
@@ -305,6 +327,8 @@ class MoELayer:
         logits = most * plan.router_rows(False) * plan.router_parts
         floats = {"logits": logits, "scores": most * -(-c.experts // 4) * 4}
         sizes = {"tables": plan.table_words * 8, "out": most * c.hidden * 2}
+        if plan.is_mxfp8:
+            sizes["h_copy"] = plan.operand_bytes(rings.h_slots * tile_m, plan.width)
         sizes |= {name: 2 * n for name, n in rows.items()} | {name: 4 * n for name, n in floats.items()}
         return sizes | {name: 8 * n for name, n in words.items()}
 
@@ -331,13 +355,17 @@ class MoELayer:
         m, n = plan.tile.m, plan.tile.n // 2  # see Matrix.box_lines
         own = len(c.experts_of(self.comm.rank, self.comm.ranks))
         w, ring = p["weights"], self.comm.arena.address(self.comm.rank, int(p["x_at"]) * 16)
+        if plan.is_mxfp8:
+            gate_up, h, down = (p[name]["elements"] for name in ("gate_up", "h_copy", "down"))
+        else:
+            gate_up, h, down = w["gate_up"], p["h"], w["down"]
         read = [
             (p["x"], tokens, c.hidden, m),
             (w["router"], int(p["router_rows"]) * plan.router_parts, c.hidden, n),
-            (ring, plan.rings.x_slots * m, c.hidden, m),
-            (w["gate_up"], own * 2 * plan.width, c.hidden, n),
-            (p["h"], plan.rings.h_slots * m, plan.width, m),
-            (w["down"], own * c.hidden, plan.width, n),
+            (ring, plan.rings.x_slots * m, plan.depth, m),
+            (gate_up, own * 2 * plan.width, plan.depth, n),
+            (h, plan.rings.h_slots * m, plan.width, m),
+            (down, own * plan.depth, plan.width, n),
             (w["shared_gate_up"], 2 * plan.shared_width, c.hidden, n),
             (p["shared_h"], tokens, plan.shared_width, m),
             (w["shared_down"], c.hidden if plan.shared_width else 0, plan.shared_width, n),

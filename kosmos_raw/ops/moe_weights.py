@@ -13,6 +13,7 @@ from ..plan.moe.forward import GATED, OP, MoeForwardPlan
 from ..plan.shapes import round_up
 from ..ranks.communicator import Communicator
 from .arguments import BF16, as_matrix
+from .quantize import MxArray, quantize_mxfp8
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,11 @@ def bf16_parts(w: np.ndarray) -> list[np.ndarray]:
 
 class Prepared:
     """What the kernel reads, on the device. `router` has logits of experts and of the shared gate; where the caller
-    gives choices and weights, `gate_alone` is all that is left of it."""
+    gives choices and weights, `gate_alone` is all that is left of it. In MXFP8 experts' weights are MxArrays of all
+    experts, along the forward's contractions."""
+
+    gate_up: Any  # [own experts, 2 width, hidden]
+    down: Any  # [own experts, hidden, width]; in MXFP8 as many lines as rows have elements
 
     def __init__(self, comm: Communicator, plan: MoeForwardPlan, weights: MoEWeights):
         xp, c = comm.device.xp, plan.config
@@ -73,13 +78,15 @@ class Prepared:
             xp, _checked(comm, "gate_up", weights.gate_up, (own, 2 * c.expert_width, c.hidden)), plan.width
         )
         down = _checked(comm, "down", weights.down, (own, c.hidden, c.expert_width))
-        self.down = _widened(xp, down, plan.width)
+        self.down = _widened(xp, down, plan.depth, plan.width)
+        if plan.is_mxfp8:
+            self.gate_up, self.down = (_quantized(comm, array) for array in (self.gate_up, self.down))
         self.shared_gate_up = self.shared_down = None
         if c.shared_width:
             shared = _checked(comm, "shared_gate_up", weights.shared_gate_up, (2 * c.shared_width, c.hidden))
             self.shared_gate_up = interleaved(xp, shared, plan.shared_width)
             shared = _checked(comm, "shared_down", weights.shared_down, (c.hidden, c.shared_width))
-            self.shared_down = _widened(xp, shared, plan.shared_width)
+            self.shared_down = _widened(xp, shared, c.hidden, plan.shared_width)
         rows = [_on_host(_router_rows(comm, "router", weights.router, (c.experts, c.hidden)))]
         if c.gated_shared:
             rows.append(_on_host(_router_rows(comm, "shared_gate", weights.shared_gate, (c.hidden,)))[None])
@@ -141,10 +148,23 @@ def _stacked(xp: Any, rows: np.ndarray, padded: int) -> Any:
     return xp.asarray(out.reshape(-1, rows.shape[1]))
 
 
-def _widened(xp: Any, down: Any, width: int) -> Any:
-    out = xp.zeros((*down.shape[:-1], width), np.uint16)
-    out[..., : down.shape[-1]] = down.view(np.uint16)
+def _widened(xp: Any, down: Any, rows: int, width: int) -> Any:
+    *lead, own_rows, own_width = down.shape
+    out = xp.zeros((*lead, rows, width), np.uint16)
+    out[..., :own_rows, :own_width] = down.view(np.uint16)
     return out
+
+
+def _quantized(comm: Communicator, experts: Any) -> MxArray:
+    """Of all experts, one behind the other."""
+    return quantize_mxfp8(comm, experts.reshape(-1, experts.shape[-1]), 1, reused=True)
+
+
+def fill_copy(comm: Communicator, to: Any, x: MxArray) -> None:
+    """Fills in an MxCopy with what tiles read of `x`."""
+    to["elements"] = comm.device.address_of(x.elements if x.values is None else x.values)
+    to["scales"] = comm.device.address_of(x.scales)
+    to["depth"], to["ld_scales"] = x.depth, x.scales.shape[1]
 
 
 def _bias(comm: Communicator, config: MoEConfig, bias: Any | None) -> Any | None:

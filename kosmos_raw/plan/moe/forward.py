@@ -8,7 +8,7 @@ from math import prod
 from ...build.params import MAX_RANKS, MOE_SIGNALS, MOE_SIGNALS_ROW
 from ...device.base import Link, Tile
 from ..heuristics import FITTED_WORKGROUPS, moe_combine_crew, moe_dispatch_crew
-from ..shapes import VECTOR, round_up
+from ..shapes import MXFP8_FORMAT, VECTOR, round_up
 from .config import MoEConfig
 from .sizes import Rings, Tables, default_rings, tables
 
@@ -22,6 +22,13 @@ TOKEN_WORDS = 2 + MAX_GROUPS
 HEAD_WORDS = 4 + 3 * MAX_RANKS + MAX_RANKS + 1  # hip_kernels/schedule/moe_layout.h
 HEAD_COUNTERS = 8 + MAX_RANKS  # hip_kernels/schedule/moe_params.h
 MAX_SCANS = 8
+MX_BLOCK = 32  # of MXFP8 along a contraction, rows of a group among them
+DTYPES = ("bf16", "mxfp8")
+
+
+def kernel_of(op: str, dtype: str) -> str:
+    """The name of the operator's kernel."""
+    return op if dtype == "bf16" else f"{op}_{dtype}"
 
 
 @dataclass(frozen=True)
@@ -81,10 +88,19 @@ class MoeForwardPlan:
     pull: bool = False
     keep: bool = True  # pre-activations stay for the backward
     router_parts: int = 1  # 3: of an FP32 router
+    dtype: str = "bf16"  # of experts' products
+    bf16_tiles: bool = False  # the device makes BF16 of MXFP8 to multiply it
     tables: Tables = field(init=False)
 
     def __post_init__(self) -> None:
         c, crews = self.config, self.crews
+        if self.dtype not in DTYPES:
+            raise ValueError(f"{OP}: dtype is {self.dtype!r}, want one of {', '.join(DTYPES)}")
+        if self.is_mxfp8 and self.pad % MX_BLOCK:
+            raise ValueError(
+                f"{OP}: groups are padded to {self.pad} rows, want a multiple of {MX_BLOCK} in MXFP8: rows that share "
+                "a scale are of one group"
+            )
         if c.hidden % VECTOR:
             raise ValueError(f"{OP}: hidden is {c.hidden}, want a multiple of {VECTOR}")
         if c.groups > MAX_GROUPS:
@@ -103,11 +119,24 @@ class MoeForwardPlan:
         if self.tokens * c.top_k >= 1 << 31 or self.queue_entries >= 1 << 31:
             raise ValueError(f"{OP}: {self.tokens} tokens a rank make more queue entries than fit in 31 bits")
 
+    @property
+    def is_mxfp8(self) -> bool:
+        return self.dtype == "mxfp8"
+
+    @property
+    def kernel(self) -> str:
+        return kernel_of(OP, self.dtype)
+
     # -- widths, as kernels have them
 
     @property
     def width(self) -> int:
-        return round_up(self.config.expert_width, GATED)
+        return round_up(self.config.expert_width, MXFP8_FORMAT.step if self.is_mxfp8 else GATED)
+
+    @property
+    def depth(self) -> int:
+        """Of rows that experts multiply."""
+        return round_up(self.config.hidden, MXFP8_FORMAT.step) if self.is_mxfp8 else self.config.hidden
 
     @property
     def shared_width(self) -> int:
@@ -183,9 +212,18 @@ class MoeForwardPlan:
         rows = self.tokens * self.config.top_k * 8 + self.tokens * self.config.hidden * 2 * self.pull
         return self.x_bytes + self.combine_bytes + rows + 2 * self.counts_bytes + (1 << 20)
 
+    def elements_bytes(self, lines: int, depth: int) -> int:
+        """Of a matrix that experts' tiles read, without scales."""
+        return lines * depth * (1 if self.is_mxfp8 and not self.bf16_tiles else 2)
+
+    def operand_bytes(self, lines: int, depth: int) -> int:
+        """With scales, which lie behind."""
+        scales = MXFP8_FORMAT.scales_nbytes(lines, depth) if self.is_mxfp8 else 0
+        return self.elements_bytes(lines, depth) + scales
+
     @property
     def x_bytes(self) -> int:
-        return self.rings.x_slots * self.tile.m * self.config.hidden * 2
+        return self.operand_bytes(self.rings.x_slots * self.tile.m, self.depth)
 
     @property
     def combine_bytes(self) -> int:
@@ -202,24 +240,33 @@ def plan_moe_forward(
     rings: Rings | None = None,
     policy: str = "two_way",
     crews: Crews | None = None,
-    pad: int = 1,
+    pad: int | None = None,
     pull: bool = False,
     keep: bool = True,
     router_parts: int = 1,
     link: Link | None = None,
+    dtype: str = "bf16",
+    bf16_tiles: bool = False,
 ) -> MoeForwardPlan:
     """The plan for at most `tokens` tokens on each rank.
 
     Args:
+        tile: of the device's kernel. In MXFP8 it becomes narrower where blocks of h would cross its columns.
+        pad: of groups; None: none in BF16, a block in MXFP8.
         rings: of tile rows; None holds 1.5 times balanced rows, see plan.moe.sizes.
         policy: one of POLICIES; see crews_for. crews: instead of what follows from the policy. link: to peers, where
             it was measured.
     Raises: ValueError: no such launch can run; says why.
     """
+    if dtype == "mxfp8":
+        tile = Tile(tile.m, tile.n // (2 * MX_BLOCK) * (2 * MX_BLOCK))
+    pad = pad or (MX_BLOCK if dtype == "mxfp8" else 1)
     sizes = tables(config, ranks, tokens, tile.m, pad=pad, pull=pull)
     rings = rings or default_rings(sizes)
     if crews is None:
         columns = -(-3 * config.expert_width // tile.n)
         tiles = sizes.balanced_row_cap * columns // workgroups // 2
         crews = crews_for(config, workgroups, policy, tiles, ranks, link)
-    return MoeForwardPlan(config, ranks, tokens, tile, workgroups, rings, crews, pad, pull, keep, router_parts)
+    return MoeForwardPlan(
+        config, ranks, tokens, tile, workgroups, rings, crews, pad, pull, keep, router_parts, dtype, bf16_tiles
+    )
