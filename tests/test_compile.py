@@ -162,6 +162,18 @@ def test_a_fence_without_its_wait_is_found(fence: str, tmp_path: Path) -> None:
     assert "fence" in report.check(report.gfx950_text(text.read_text())[0], params.BULK_AG.itemsize)[0]
 
 
+def test_no_result_overlaps_a_factor(gfx950_text: dict[str, str]) -> None:
+    """Found in every MXFP8 kernel: a tile's first products, into registers of the fragments that they multiplied."""
+    scaled = "\tv_mfma_scale_f32_32x32x64_f8f6f4 {}, v[74:81], v[2:9], 0, v170, v105 op_sel:[1,1,0] op_sel_hi:[0,0,0]\n"
+    assert report.overlapping_results(scaled.format("v[2:17]")) == [1]
+    assert report.overlapping_results(scaled.format("v[66:81]")) == [1]
+    assert report.overlapping_results(scaled.format("v[10:25]")) == []
+    in_place = "\tv_mfma_f32_32x32x16_bf16 v[0:15], v[20:23], v[24:27], {}\n"
+    assert report.overlapping_results(in_place.format("v[0:15]")) == []
+    assert report.overlapping_results(in_place.format("v[4:19]")) == [1]
+    assert [op for op, text in gfx950_text.items() if report.overlapping_results(text)] == []
+
+
 def test_unwaited_fences_reads_text() -> None:
     wait, store = "\ts_waitcnt vmcnt(0) lgkmcnt(0)\n", "\tglobal_store_dword v0, v1, s[0:1] sc1 ; comment\n"
     assert report.unwaited_fences("\tbuffer_wbl2 sc1\n" + wait + store) == []

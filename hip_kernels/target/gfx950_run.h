@@ -104,7 +104,7 @@ template <class Op> struct Director {
       const u32 rows = loading.rows, cols = loading.cols;  // `loading` will be the next tile's
       tiles.template multiply_tile<sure_stores<Op>()>(*this);
       hand_over<Op>(p, now, tiles, rows, cols);
-      if constexpr (has_copies<Op>())
+      if constexpr (has_copies<Op>() && T::ELEMENT == MXFP8)
         if (Op::makes_copies(now)) {
           // All waves' stores. Twice, for the second group of waves is one barrier behind.
           wait_memory<0>();

@@ -25,6 +25,7 @@ template <class Op> constexpr u32 mfma_rows() {
 // MANY: of any layout, which a turn names.
 template <Layout L, u32 R, Element E, bool MANY = false> struct Tile {
   static_assert(E == BF16 || (L == TN && !MANY), "MXFP8 is quantised along the contraction, and lies so");
+  static constexpr Element ELEMENT = E;
   static constexpr u32 ROWS = R, BYTES = E == MXFP8 ? 1 : 2;
   using A = typename OperandOf<MANY, L != NT, TILE_M / 4, ROWS, BYTES>::Type;
   using B = typename OperandOf<MANY, L == TN, TILE_N / 8, ROWS, BYTES>::Type;
@@ -97,6 +98,9 @@ template <Layout L, u32 R, Element E, bool MANY = false> struct Tile {
     if constexpr (FIRST) hold_parts();
     else hold_sums<H>();
     multiply_blocks<H, FIRST, 0>();
+    // Sums that begin at zero are new registers, and for the scaled instructions compilers take those of a fragment that is
+    // read for the last time. A result must not overlap a factor: the instruction writes it while it reads.
+    if constexpr (FIRST && E == MXFP8) hold_parts();
     hold_sums<H>();
   }
   // Matrix instruction I of a part and all after it. By number, for what picks a scale's byte must be a constant.

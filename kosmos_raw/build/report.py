@@ -218,9 +218,28 @@ def unwaited_fences(text: str) -> list[int]:
     return lines
 
 
+def overlapping_results(text: str) -> list[int]:
+    """Lines of gfx950 text where a matrix instruction of more than four passes writes over a factor that it is still
+    reading. Compilers know that of most of these instructions, but not of the scaled ones."""
+    lines = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.lstrip().startswith("v_mfma_"):
+            continue
+        operands = [o.strip() for o in re.split(r",(?![^\[]*\])", line.split(";")[0].strip().partition(" ")[2])]
+        spans = [re.match(r"([va])\[(\d+):(\d+)\]", o) for o in operands[:4]]
+        result, *factors, before = (m and (m[1], int(m[2]), int(m[3])) for m in spans)
+        if not result or result == before or result[2] - result[1] < 4:
+            continue
+        if any(f and f[0] == result[0] and f[1] <= result[2] and result[1] <= f[2] for f in (*factors, before)):
+            lines.append(number)
+    return lines
+
+
 def gfx950_remarks(text: str) -> list[str]:
     """What must not be in gfx950 text."""
     remarks = []
+    for line in overlapping_results(text):
+        remarks.append(f"a matrix instruction's result overlaps what it reads, in line {line} of the text")
     lines = unwaited_fences(text)
     if lines:
         remarks.append(f"no s_waitcnt vmcnt(0) behind the fence before line {', '.join(map(str, lines))} of the text")
