@@ -12,11 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...plan.moe.forward import GATED
+from ...plan.moe.forward import DTYPES, GATED
 from .. import near
 from ..near import Array
-
-DTYPES = ("bf16", "mxfp8")
 
 
 def factor(x: Array, axis: int, dtype: str, groups: Sequence[int] | None = None) -> Array:

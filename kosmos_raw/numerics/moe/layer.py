@@ -71,7 +71,7 @@ def forward(
         ids: [T, k] experts chosen already, see routing.route.
         sequences: lengths of the token's sequences, for an auxiliary loss over each.
         choices: [T, k] as the judged kernel counted for the auxiliary loss.
-        dtype: of routed experts' products, one of experts.DTYPES.
+        dtype: of routed experts' products, one of plan.moe.forward.DTYPES.
     """
     parts = 1 if near.is_bf16(w.router) else 3
     r = route(config, near.product(x, w.router.T, parts), w.bias, ids)
