@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from kosmos_raw.numerics import near
+from kosmos_raw.numerics.mxfp8 import rounded
 from kosmos_raw.numerics.near import Near
 from kosmos_raw.numerics.tolerance import FP32_EPS, compare
 
@@ -114,3 +117,87 @@ def test_arrays_and_bounded_numbers_mix():
     parts = near.concatenate([x, np.zeros((1, 3))]), near.stack([x, np.zeros((2, 3))])
     assert parts[0].shape == (3, 3) and parts[1].shape == (2, 2, 3) and (-x)[0].T.shape == (3,)
     assert Near.of(np.array([2.827])).error[0] == abs(2.827 - float(F32(2.827)))
+
+
+# -- quantised to MXFP8
+
+
+def quantised(x, axis=1, groups=None):
+    return rounded(np.ascontiguousarray(x).astype(ml_dtypes.bfloat16), axis, groups)
+
+
+def blocks_of_bf16(rng, n):
+    """[n, 32]: numbers of all magnitudes, many at the boundaries of elements and of scales, zeros among them."""
+    x = near.to_bf16(rng.standard_normal((n, 32)) * 2.0 ** rng.integers(-16, 3, (n, 32)))
+    halfway = (2 * rng.integers(8, 16, (n, 32)) + 1) * 2.0 ** rng.integers(-17, -3, (n, 32))  # between two of E4M3
+    x = np.where(rng.random((n, 32)) < 0.3, halfway * rng.choice([-1, 1], (n, 32)), x)
+    x[np.arange(n), rng.integers(32, size=n)] = rng.choice([-1.75, 1.75, 1.7421875, 1.7578125], n) * 4.0
+    x[rng.random((n, 32)) < 0.05] = 0.0
+    return near.to_bf16(x * 2.0 ** rng.integers(-140, 100, (n, 1)))
+
+
+def steps_of_bf16(x, steps):
+    """The BF16 numbers so many further from zero; of a step beyond zero, zero."""
+    bits = np.abs(x).astype(ml_dtypes.bfloat16).view(np.uint16).astype(int)
+    moved = np.maximum(bits + steps, 0).astype(np.uint16).view(ml_dtypes.bfloat16).astype(np.float64)
+    return np.copysign(moved, x)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_quantised_is_within_for_whatever_the_interval_holds(seed):
+    rng = np.random.default_rng(seed)
+    x = blocks_of_bf16(rng, 400)
+    often, rarely = rng.random(x.shape) < rng.choice([0.02, 0.9]), rng.random(x.shape) < 0.02
+    most = often + rarely * rng.integers(1, 300, x.shape)
+    low, high = steps_of_bf16(x, -most), steps_of_bf16(x, most)
+    given = Near(x, np.maximum(np.abs(low - x), np.abs(high - x)))
+    bounded = near.mxfp8(given, 1)
+    assert np.array_equal(bounded.value, quantised(x))
+    reached = np.zeros(x.shape)
+    for trial in range(60):
+        toward = rng.integers(-most, most + 1)
+        if trial % 2:  # to the ends, where scales change
+            toward = np.where(rng.random((len(x), 1)) < 0.5, most, -most) * (rng.random(x.shape) < 0.8)
+        off = np.abs(quantised(steps_of_bf16(x, toward)) - bounded.value)
+        assert np.all(off <= bounded.error)
+        reached = np.maximum(reached, off)
+    assert (reached > 0).any() and not bounded.error[~most.any(1)].any()
+
+
+def test_a_scale_in_doubt_is_no_wider_than_need_be():
+    """Of a block whose largest is alone unsure, others may be what one of its two scales makes of them, and no more."""
+    rng = np.random.default_rng(0)
+    x = near.to_bf16(rng.standard_normal((500, 32)) * 2.0 ** rng.integers(-16, -2, (500, 32)))
+    sign = rng.choice([-1.0, 1.0], 500)
+    x[:, 0] = 1.75 * sign  # 448 * 2^-8
+    low, high = (steps_of_bf16(x[:, :1], n) for n in (-1, 1))
+    bounded = near.mxfp8(Near(x, np.where(np.arange(32), 0.0, np.abs(high - x))), 1)
+    ends = [quantised(np.concatenate([end, x[:, 1:]], 1)) for end in (low, high)]
+    off = np.max([np.abs(end - bounded.value) for end in ends], 0)
+    assert np.array_equal(bounded.error[:, 1:], off[:, 1:]) and 0.05 < (off > 0).mean() < 0.5
+    x[:, 0] = 1.5 * sign  # far from where the scale changes
+    assert not near.mxfp8(Near(x, np.where(np.arange(32), 0.0, 2.0**-7)), 1).error[:, 1:].any()
+
+
+def test_groups_share_no_block():
+    rng = np.random.default_rng(1)
+    x, groups = blocks_of_bf16(rng, 91)[:, :9], (40, 0, 19, 32)
+    got = near.mxfp8(Near.of(x), 0, groups)
+    assert np.array_equal(got.value, quantised(x, 0, groups)) and not np.array_equal(got.value, quantised(x, 0))
+    assert np.array_equal(near.mxfp8(Near.of(x).T, 1, groups).value, got.value.T)
+    starts = np.cumsum((0, *groups))
+    for first, end in pairwise(starts):
+        changed = x.copy()
+        changed[first:end] *= 2.0**9
+        others = np.r_[0:first, end:91]
+        assert np.array_equal(near.mxfp8(Near.of(changed), 0, groups).value[others], got.value[others])
+    empty = near.mxfp8(Near.of(np.zeros((0, 5))), 0)
+    assert empty.shape == (0, 5) and near.mxfp8(Near.of(x[:, :0]), 0).shape == (91, 0)
+
+
+def test_what_cannot_be_quantised_is_refused():
+    with pytest.raises(ValueError, match=r"groups is \[3, 4\] of 8"):
+        near.mxfp8(Near.of(np.ones((8, 2))), 0, (3, 4))
+    with pytest.raises(ValueError, match="values that BF16 has"):
+        near.mxfp8(Near.of(np.full((8, 2), 1 / 3)), 0)
+    assert np.array_equal(near.mxfp8(np.full((1, 1), 1 / 3), 1), [[1 / 3]])  # the mathematics does not round

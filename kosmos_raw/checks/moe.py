@@ -22,8 +22,8 @@ from ..ops.moe_forward import MoELayer
 from ..ops.moe_saved import MoESaved
 from ..ops.moe_weights import MoEWeights
 from ..plan.moe.config import MoEConfig
-from ..plan.moe.forward import plan_moe_forward
-from ..plan.moe.sizes import Rings, tables
+from ..plan.moe.forward import OP, MoeForwardPlan, kernel_of, plan_moe_forward
+from ..plan.moe.sizes import Rings
 from ..ranks.communicator import POISON, Communicator
 from .validate import GUARD_ROWS, Outcome
 
@@ -40,7 +40,8 @@ class MoeCase:
     rings: str = "default"  # "smallest": one tile row each; "all": every row of any routing
     policy: str = "two_way"
     pull: bool = False
-    pad: int = 1
+    dtype: str = "bf16"  # of experts' products
+    pad: int | None = None  # what the layer takes by itself
     float_router: bool = False  # FP32, in three BF16 parts
     given_weights: bool = False  # the caller gives choices and their weights
     iters: int = 2
@@ -60,11 +61,23 @@ class MoeCase:
     def rings_for(self, tile: Tile) -> Rings | None:
         if self.rings == "default":
             return None
-        t = tables(self.config, self.ranks, max(self.tokens), tile.m, pad=self.pad, pull=self.pull)
-        return Rings.holding(1 if self.rings == "smallest" else t.row_cap)
+        return Rings.holding(1 if self.rings == "smallest" else self.plan(tile).tables.row_cap)
+
+    def plan(self, tile: Tile, rings: Rings | None = None) -> MoeForwardPlan:
+        """Of the device that wants most memory."""
+        given: dict[str, Any] = {"pad": self.pad, "pull": self.pull, "dtype": self.dtype, "bf16_tiles": True}
+        return plan_moe_forward(self.config, self.ranks, max(self.tokens), tile, 4, rings=rings, **given)
+
+    def is_spread(self, iteration: int) -> bool:
+        """Whether what is quantised is of all magnitudes, by which wrong scales show, and not noise, of which errors of
+        a format are known: in turn."""
+        return self.dtype == "mxfp8" and iteration % 2 == 0
 
     def inputs(self, iteration: int) -> generators.Inputs:
-        given = generators.inputs(self.config, self.tokens, self.routing, seed=self.seed * 1000 + iteration)
+        seed = self.seed * 1000 + iteration
+        given = generators.inputs(self.config, self.tokens, self.routing, seed=seed)
+        if self.is_spread(iteration):
+            given = generators.spread(given, seed)
         if not self.float_router:
             return given
         rng = np.random.default_rng((self.seed, iteration))
@@ -75,11 +88,7 @@ class MoeCase:
 
 def arena_bytes(case: MoeCase, tile: Tile) -> int:
     """Room for the layer of `case`, one like it with rings that hold all, and a backward of either."""
-    sizes = [replace(case, rings=rings).rings_for(tile) for rings in (case.rings, "all")]
-    plans = [
-        plan_moe_forward(case.config, case.ranks, max(case.tokens), tile, 4, rings=r, pad=case.pad, pull=case.pull)
-        for r in sizes
-    ]
+    plans = [case.plan(tile, replace(case, rings=rings).rings_for(tile)) for rings in (case.rings, "all")]
     backward = 2 * max(p.x_bytes + p.combine_bytes for p in plans)
     return sum(p.arena_bytes for p in plans) + backward
 
@@ -108,7 +117,8 @@ def own_weights(case: MoeCase, w: Weights, rank: int, xp: Any) -> MoEWeights:
 
 
 def make_layer(comm: Communicator, case: MoeCase, w: Weights, **options: Any) -> MoELayer:
-    given: dict[str, Any] = {"rings": case.rings_for(comm.kernel("moe_forward").tile), "policy": case.policy}
+    tile = comm.kernel(kernel_of(OP, case.dtype)).tile
+    given: dict[str, Any] = {"rings": case.rings_for(tile), "policy": case.policy, "dtype": case.dtype}
     given |= {"pad": case.pad, "pull": case.pull, "recompute": case.recompute, **options}
     weights = own_weights(case, w, comm.rank, comm.device.xp)
     return MoELayer(comm, case.config, weights, tokens=max(case.tokens), **given)
@@ -122,9 +132,7 @@ def run(comm: Communicator, case: MoeCase, progress: bool = False) -> Outcome:
         layers.append(make_layer(comm, replace(case, rings="all"), case.inputs(0).weights))
     dice, times = random.Random(case.seed * 8 + comm.rank), []
     comm.device.most_delay_us = case.delay_us
-    bars = tqdm(
-        range(case.iters), desc="moe_forward", disable=None if progress and comm.rank == 0 else True, leave=False
-    )
+    bars = tqdm(range(case.iters), desc=OP, disable=None if progress and comm.rank == 0 else True, leave=False)
     for iteration in bars:
         given = case.inputs(iteration)
         x = given.x[comm.rank].astype(ml_dtypes.bfloat16).view(np.uint16)
@@ -197,7 +205,11 @@ def _judge(
     if case.given_weights:
         compared = _judge_given(case, given, rank, got)
     else:
-        compared = judge_forward(case.config, given.x[rank], given.weights, got, sequences=tokens)
+        compared = judge_forward(case.config, given.x[rank], given.weights, got, sequences=tokens, dtype=case.dtype)
+        if case.dtype != "bf16" and not case.is_spread(iteration) and tokens:
+            exact = forward(case.config, given.x[rank], given.weights, ids=got["ids"], sequences=tokens).out
+            error = compare(got["out"], near.value_of(exact), np.ones(exact.shape)).rel_error
+            outcome.format_error = max(outcome.format_error, error)
     for name, c in compared.items():
         if name == "out":
             outcome.max_abs_error = max(outcome.max_abs_error, c.max_abs_error)
@@ -213,7 +225,7 @@ def _judge_given(
     """Choices and weights must come back as they were; the output is the fold with them."""
     outside = from_outside(case, given, rank, np)
     x, w = lift(given.x[rank], given.weights)
-    f = forward(case.config, x, w, ids=got["ids"], sequences=[len(got["ids"])])
+    f = forward(case.config, x, w, ids=got["ids"], sequences=[len(got["ids"])], dtype=case.dtype)
     out = (f.y * near.Near.of(got["weights"].astype(np.float64))[:, :, None]).sum(1)
     if f.shared_y is not None:
         out = out + (f.shared_y if f.shared_weight is None else f.shared_y * f.shared_weight[:, None])

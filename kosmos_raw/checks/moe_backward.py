@@ -124,7 +124,7 @@ class _Call:
             g, u = separated(np, _values(to_numpy(kept.shared_pre)), c.shared_width)
             shared = g, u, _values(to_numpy(kept.shared_y))
         weights = to_numpy(kept.weights).astype(np.float64)
-        return Saved(ids, logits.astype(np.float64), weights, None, None, combine[rows], *shared)
+        return Saved(ids, logits.astype(np.float64), weights, None, None, combine[rows], *shared, dtype=self.case.dtype)
 
     def backward(self, outcome: Outcome) -> _Results:
         """Into arrays between guards, which hold poison, or random numbers where they are added to."""

@@ -29,6 +29,7 @@ class Outcome:
     max_abs_error: float = 0.0
     rel_error: float = 0.0
     over_bound: float = 0.0  # largest |error| over what rounding allows; at most 1
+    format_error: float = 0.0  # relative, of a layer in MXFP8 beside one that rounds nowhere, on noise
     seconds: float = 0.0  # median of one call
     problems: list[str] = field(default_factory=list)
 
@@ -174,6 +175,7 @@ def merge(outcomes: Sequence[Outcome]) -> Outcome:
         max_abs_error=max(o.max_abs_error for o in outcomes),
         rel_error=max(o.rel_error for o in outcomes),
         over_bound=max(o.over_bound for o in outcomes),
+        format_error=max(o.format_error for o in outcomes),
         seconds=max(o.seconds for o in outcomes),
     )
     for rank, o in enumerate(outcomes):

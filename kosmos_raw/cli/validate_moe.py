@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rings", choices=moe.RINGS, default="default", help="how many received rows lie in memory at a time"
     )
     group.add_argument("--pull", action="store_true", help="owners pull rows, instead of sources pushing them")
-    group.add_argument("--pad", type=int, default=1, help="rows to whose multiples groups are filled up (default: 1)")
+    group.add_argument("--pad", type=int, help="rows to whose multiples groups are filled up (default: 1, of mxfp8 32)")
     group.add_argument("--float-router", action="store_true", help="a router of float32")
     group.add_argument("--given-weights", action="store_true", help="choices and weights from outside")
     group = parser.add_argument_group(BACKWARD)
@@ -56,6 +56,7 @@ def case_of(args: argparse.Namespace) -> moe.MoeCase:
         rings=args.rings,
         policy=args.policy or "two_way",
         pull=args.pull,
+        dtype=args.dtype,
         pad=args.pad,
         float_router=args.float_router,
         given_weights=args.given_weights,
@@ -70,12 +71,10 @@ def case_of(args: argparse.Namespace) -> moe.MoeCase:
 def title(case: moe.MoeCase, args: argparse.Namespace) -> str:
     """The case in few words."""
     layer = f"{args.model} / {args.scale}, {max(case.tokens)} tokens, {case.routing}, {case.policy}"
-    return f"{args.op} on {args.device}: {case.ranks} ranks, {layer}"
+    return f"{args.op} of {case.dtype} on {args.device}: {case.ranks} ranks, {layer}"
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.dtype != "bf16":
-        raise ValueError(f"{args.op}: dtype is {args.dtype}, which the layer does not have yet; it multiplies bf16")
     case = replace(case_of(args), iters=args.iters, repeats=args.repeats, delay_us=args.delays)
     options = launch_options(args, moe.arena_bytes(case, LARGEST))
     check = moe_backward.run if args.op == BACKWARD else moe.run
@@ -90,7 +89,7 @@ def report(args: argparse.Namespace, case: moe.MoeCase, outcome: Outcome) -> dic
     c = case.config
     return {
         "op": args.op,
-        "dtype": "bf16",
+        "dtype": case.dtype,
         "device": args.device,
         "ranks": case.ranks,
         "model": args.model,
@@ -110,6 +109,7 @@ def report(args: argparse.Namespace, case: moe.MoeCase, outcome: Outcome) -> dic
         "rel_error": outcome.rel_error,
         "max_abs_error": outcome.max_abs_error,
         "over_bound": outcome.over_bound,
+        **({"format_error": outcome.format_error} if outcome.format_error else {}),
         "tolerance": "choices that rounding explains; all else within bounds that follow from the arithmetic, element "
         "by element (over_bound <= 1)",
         "bitwise_repeat": outcome.bitwise_repeat,
@@ -123,10 +123,11 @@ def _print(args: argparse.Namespace, case: moe.MoeCase, outcome: Outcome) -> Non
     if args.json:
         return print_json(report(args, case, outcome))
     c = case.config
+    of_format = f" ({outcome.format_error:.2e} beside a layer that rounds nowhere)" if outcome.format_error else ""
     print(
         f"{title(case, args)} (H={c.hidden} I={c.expert_width} E={c.experts} k={c.top_k}), rings {case.rings}: "
         f"{'passed' if outcome.passed else 'FAILED'}; {case.iters} x {case.repeats} calls, "
-        f"bits {'equal' if outcome.bitwise_repeat else 'DIFFER'}; relative error {outcome.rel_error:.2e}, "
+        f"bits {'equal' if outcome.bitwise_repeat else 'DIFFER'}; relative error {outcome.rel_error:.2e}{of_format}, "
         f"largest element at {outcome.over_bound:.2f} of its bound; {outcome.seconds * 1e3:.1f} ms a call"
     )
     for problem in outcome.problems:

@@ -43,7 +43,7 @@ def quantize(x: np.ndarray, rule: str = "up") -> tuple[np.ndarray, np.ndarray]:
     bits = np.pad(bits, [(0, 0)] * (bits.ndim - 1) + [(0, pad)])
     blocks = bits.reshape(*bits.shape[:-1], bits.shape[-1] // BLOCK, BLOCK)
     scales = scale_bytes(blocks, rule)
-    elements = _elements(blocks, scales[..., None])
+    elements = element_bytes(blocks, scales[..., None])
     return elements.reshape(bits.shape), scales
 
 
@@ -107,7 +107,7 @@ def _up(largest: np.ndarray) -> np.ndarray:
     return np.where(product == 0, 0, ceiling + 127)
 
 
-def _elements(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+def element_bytes(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """E4M3 of FP32 bits times 2^(127 - scale): to nearest even, saturated."""
     magnitudes = (blocks & 0x7FFFFFFF).astype(np.int64)
     significand, exponent = _parts(magnitudes)

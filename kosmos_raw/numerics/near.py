@@ -4,17 +4,18 @@ A formula written once serves twice. Given NumPy arrays it is the mathematics, i
 beside each value, the largest error that FP32 may have made of it by then, whatever the order of sums and however
 products and sums are joined, so that `tolerance.compare(got, x.value, x.error)` asks what the arithmetic gives.
 `bf16` is the identity for arrays; a `Near` is rounded, and its error then is how far the ends of its interval round
-away: none where the whole interval rounds to one number.
+away: none where the whole interval rounds to one number. `mxfp8` is the same for what is quantised of BF16.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, overload
 
 import ml_dtypes
 import numpy as np
 
+from .mxfp8 import BLOCK, dequantize, element_bytes, quantize, scale_bytes
 from .tolerance import FP32_EPS
 
 FP32_TINY = 2.0**-126  # below it a device may round to zero
@@ -132,6 +133,65 @@ def bf16(x: Near) -> Near: ...
 def bf16(x: Array) -> Array:
     """Where a kernel rounds to BF16."""
     return x if isinstance(x, np.ndarray) else _monotone(to_bf16, x)
+
+
+@overload
+def mxfp8(x: np.ndarray, axis: int, groups: Sequence[int] | None = None) -> np.ndarray: ...
+@overload
+def mxfp8(x: Near, axis: int, groups: Sequence[int] | None = None) -> Near: ...
+def mxfp8(x: Array, axis: int, groups: Sequence[int] | None = None) -> Array:
+    """Where a kernel quantises a matrix of BF16 along `axis`, by rule "up".
+
+    A rounding boundary of an element may lie in its interval, and one of the scale in that of its block's largest
+    magnitude. So the error is how far an end of its interval may be rounded away by any scale that the block may get.
+
+    Args: x: [rows, columns]; of a Near, values are BF16. groups: along `axis`, how many belong together (None: all): no
+        block has some of two groups.
+    Raises: ValueError: values are not BF16, or groups do not add up to what is there.
+    """
+    if isinstance(x, np.ndarray):
+        return x
+    if axis == 1:
+        return mxfp8(x.T, 0, groups).T
+    rows, columns = x.shape
+    groups = (rows,) if groups is None else groups
+    if sum(groups) != rows or not is_bf16(x):
+        raise ValueError(f"mxfp8: groups is {list(groups)} of {rows}, want their sum, and values that BF16 has")
+    padded = [-(-n // BLOCK) * BLOCK for n in groups]
+    whole = sum(padded)
+    at = np.concatenate([np.arange(n) + sum(padded[:i]) for i, n in enumerate(groups)])
+
+    def blocks(v: np.ndarray) -> np.ndarray:
+        lying = np.zeros((whole, columns), np.float32)
+        lying[at] = v
+        return np.ascontiguousarray(lying.reshape(whole // BLOCK, BLOCK, columns).swapaxes(1, 2))
+
+    def matrix(v: np.ndarray) -> np.ndarray:
+        return v.swapaxes(1, 2).reshape(whole, columns)[at]
+
+    values = dequantize(*quantize(blocks(x.value)))
+    errors = np.zeros_like(values)
+    unsure = blocks(x.error).any(-1)
+    if unsure.any():
+        low, high = (blocks(v)[unsure] for v in (x.value - x.error, x.value + x.error))
+        errors[unsure] = _quantisation_error(values[unsure], low, high)
+    return Near(matrix(values), matrix(errors))
+
+
+def _quantisation_error(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """How far from `values` a block may be that is quantised of numbers from low to high; all [n, 32]."""
+    least = np.maximum(np.maximum(low, -high), 0.0)  # magnitudes
+    first, last = (scale_bytes(v.view(np.uint32)).astype(int) for v in (least, np.maximum(high, -low)))
+    error = np.zeros_like(values)
+    # Of one scale, quantising is monotone: ends are farthest. What is too large for a scale saturates, which is as far
+    # as numbers of that scale reach.
+    for more in range(int((last - first).max()) + 1):
+        scaled = first + more <= last
+        scale = (first[scaled] + more).astype(np.uint8)[:, None]
+        for end in (low[scaled], high[scaled]):
+            rounded = dequantize(element_bytes(end.view(np.uint32), scale), scale)
+            error[scaled] = np.maximum(error[scaled], np.abs(rounded - values[scaled]))
+    return error
 
 
 def product(a: Array, b: Array, parts: int) -> Array:

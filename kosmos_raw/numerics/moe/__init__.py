@@ -9,4 +9,9 @@ is stored in BF16 or multiplied as such:
               dX; the layer's dX
 Everything else is FP32: logits, scores, weights, folds, and weight gradients until they are stored. Gradients of logits
 are multiplied as the sum of two BF16.
+
+In MXFP8 both factors of routed experts' products, and of no other, are quantised along what the product contracts over,
+of that BF16 and never of a copy that is quantised already. Along rows, which weights' gradients contract over, a block
+has rows of one rank alone, as tokens follow each other; along pre-activations it has 16 of gate and the 16 of up beside
+them.
 """

@@ -11,7 +11,7 @@ benchmarks are skewed it does not say; their times (Table C.13) are about twice 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -71,6 +71,36 @@ def inputs(
     )
     ids = [_choices(config, over, n, rng, bias) for n in tokens] if config.hash_routing else None
     return Inputs(x, [to_bf16(rng.standard_normal((n, H))) for n in tokens], weights, ids)
+
+
+def spread(made: Inputs, seed: int = 0) -> Inputs:
+    """The same, times powers of two: columns and rows of all magnitudes, for what is quantised.
+
+    A scale moves E4M3 only where numbers are far smaller than the largest of their block; so, of noise, any 32 could
+    share one, and a result would hardly tell. Here they are that small, and count none the less: in every product of an
+    expert, one factor grows along the contraction as the other falls. Logits are as they were but for their noise.
+    """
+    rng, w = np.random.default_rng(seed), made.weights
+    hidden, width = w.down.shape[1:]
+
+    def powers(n: int, most: int) -> np.ndarray:
+        return np.asarray(2.0 ** rng.integers(most + 1, size=n))
+
+    of_x, of_up, of_y = powers(hidden, 14), powers(width, 14), powers(hidden, 14)
+    of_pre = np.concatenate([np.ones(width), of_up])[:, None]
+    of_rows = [powers(len(x), 10)[:, None] for x in made.x]
+    x = [v * of_x / np.where(np.arange(hidden) > 0, t, 1.0) for v, t in zip(made.x, of_rows, strict=True)]
+    dout = [v * of_y * t**2 for v, t in zip(made.dout, of_rows, strict=True)]  # h falls with x twice
+    weights = replace(
+        w,
+        router=w.router / of_x,
+        gate_up=w.gate_up * of_pre / of_x,
+        down=w.down / of_up / of_y[:, None],
+        shared_gate_up=None if w.shared_gate_up is None else w.shared_gate_up / of_x,
+        shared_down=None if w.shared_down is None else w.shared_down / of_y[:, None],
+        shared_gate=None if w.shared_gate is None else w.shared_gate / of_x,
+    )
+    return replace(made, x=x, dout=dout, weights=weights)
 
 
 def offsets(

@@ -40,14 +40,15 @@ def judge_forward(
     got: Mapping[str, np.ndarray],
     *,
     sequences: Sequence[int] | None = None,
+    dtype: str = "bf16",
 ) -> dict[str, Comparison]:
-    """Of one rank's tokens x [T, H].
+    """Of one rank's tokens x [T, H], in products of `dtype`.
 
     Args: got: "ids" [T, k], which the rest is judged by, and any of "out" [T, H], "logits" [T, E], "weights" [T, k],
         "aux" (a number).
     """
     near_x, near_w = layer.lift(x, w)
-    f = layer.forward(config, near_x, near_w, ids=got["ids"], sequences=sequences)
+    f = layer.forward(config, near_x, near_w, ids=got["ids"], sequences=sequences, dtype=dtype)
     wanted = {"out": f.out, "logits": f.routing.logits, "weights": f.routing.weights, "aux": f.aux}
     logits = f.routing.logits
     assert isinstance(logits, Near)
@@ -83,7 +84,8 @@ def expert_gradients(config: MoEConfig, ranks: Sequence[Given], w: layer.Weights
         weights = Near.of(rank.saved.weights)
         dy.append(layer.expert_dy(config, Near.of(rank.dout), weights, (at[0], at[1])))
     of_all = experts.Hidden(*(near.concatenate([getattr(k, f.name) for k in kept]) for f in fields(experts.Hidden)))
-    b = experts.backward(of_all, near.concatenate(dy), near_w.down[e], config.swiglu_limit)
+    dtype, groups = ranks[0].saved.dtype, [rows.shape[0] for rows in dy]
+    b = experts.backward(of_all, near.concatenate(dy), near_w.down[e], config.swiglu_limit, dtype=dtype, groups=groups)
     return Near.of(b.gate_up), Near.of(b.down)
 
 

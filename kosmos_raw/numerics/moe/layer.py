@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ class Forward:
     shared: experts.Hidden | None = None
     shared_y: Array | None = None  # [T, H], rounded, before the gate
     shared_weight: Array | None = None  # [T], the gate's
+    dtype: str = field(default="bf16", kw_only=True)  # of routed experts' products
 
 
 def lift(x: np.ndarray, w: Weights) -> tuple[Near, Weights]:
@@ -62,6 +63,7 @@ def forward(
     ids: np.ndarray | None = None,
     sequences: Sequence[int] | None = None,
     choices: np.ndarray | None = None,
+    dtype: str = "bf16",
 ) -> Forward:
     """Tokens x [T, H] through the layer.
 
@@ -69,6 +71,7 @@ def forward(
         ids: [T, k] experts chosen already, see routing.route.
         sequences: lengths of the token's sequences, for an auxiliary loss over each.
         choices: [T, k] as the judged kernel counted for the auxiliary loss.
+        dtype: of routed experts' products, one of plan.moe.forward.DTYPES.
     """
     parts = 1 if near.is_bf16(w.router) else 3
     r = route(config, near.product(x, w.router.T, parts), w.bias, ids)
@@ -80,14 +83,14 @@ def forward(
         given = x[tokens]
         if config.weight_on == "input":
             given = near.bf16(given * r.weights[tokens, slots][:, None])
-        of_expert, hidden = experts.forward(given, w.gate_up[e], w.down[e], config.swiglu_limit)
+        of_expert, hidden = experts.forward(given, w.gate_up[e], w.down[e], config.swiglu_limit, dtype)
         near.put(y, (tokens, slots), of_expert)
         kept.append(hidden)
     out = (y if config.weight_on == "input" else y * r.weights[:, :, None]).sum(1)
     shared: tuple[Any, ...] = ()
     if config.shared_width:
         out, *shared = _shared_forward(config, x, w, out)  # type: ignore[assignment]
-    return Forward(near.bf16(out), x, r, aux, dscores, y, rows, kept, *shared)
+    return Forward(near.bf16(out), x, r, aux, dscores, y, rows, kept, *shared, dtype=dtype)
 
 
 def _rows_of(config: MoEConfig, ids: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -120,6 +123,7 @@ class Saved:
     shared_g: np.ndarray | None = None  # [T, Is]
     shared_u: np.ndarray | None = None  # [T, Is]
     shared_y: np.ndarray | None = None  # [T, H]
+    dtype: str = field(default="bf16", kw_only=True)  # of routed experts' products, forward and backward
 
 
 def resumed(
@@ -144,7 +148,7 @@ def resumed(
         gate = near.sigmoid(x @ w.shared_gate) if config.gated_shared else None
         hidden = experts.hidden(x, Near.of(saved.shared_g), Near.of(saved.shared_u), None)
         parts = hidden, Near.of(saved.shared_y), gate
-    return Forward(near.zeros(x.shape, x), x, r, aux, dscores, y, rows, kept, *parts)
+    return Forward(near.zeros(x.shape, x), x, r, aux, dscores, y, rows, kept, *parts, dtype=saved.dtype)
 
 
 def expert_kept(
@@ -153,7 +157,7 @@ def expert_kept(
     """Of an expert's rows, (tokens, slots) of one rank."""
     given = x[at[0]] if config.weight_on == "output" else near.bf16(x[at[0]] * Near.of(saved.weights)[at][:, None])
     if saved.g is None or saved.u is None:
-        return experts.kept_of(given, gate_up, config.swiglu_limit)
+        return experts.kept_of(given, gate_up, config.swiglu_limit, saved.dtype)
     return experts.hidden(given, Near.of(saved.g[at]), Near.of(saved.u[at]), config.swiglu_limit)
 
 
@@ -179,8 +183,8 @@ def backward(config: MoEConfig, f: Forward, w: Weights, dout: Array, *, aux_scal
     gate_up, down = [], []
     for e, (tokens, slots) in enumerate(f.rows):
         dy = expert_dy(config, dout, r.weights, (tokens, slots))
-        b = experts.backward(f.kept[e], dy, w.down[e], config.swiglu_limit)
-        near.put(dx_rows, (tokens, slots), near.bf16(experts.input_gradient(b, w.gate_up[e])))
+        b = experts.backward(f.kept[e], dy, w.down[e], config.swiglu_limit, dtype=f.dtype)
+        near.put(dx_rows, (tokens, slots), near.bf16(experts.input_gradient(b, w.gate_up[e], f.dtype)))
         gate_up.append(b.gate_up)
         down.append(b.down)
     if config.weight_on == "input":
