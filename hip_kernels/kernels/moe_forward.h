@@ -88,17 +88,17 @@ struct MoeForwardMxfp8 : MoeForward {
     const u32 e = l.expert_of(w.row), local = e - l.first_expert(p.g.rank), col = w.part * p.tile_n;
     const u32 rows = least(l.tile_m, l.expert_rows(e) - l.tile_of(e, w.row) * l.tile_m);
     const bool first = w.kind == GEMM1;
-    const MxCopy &a = first ? MoeMxfp8Rows(p).ring_x(p.g.rank) : p.h_copy, &b = first ? p.gate_up : p.down;
+    const MxCopy &a = first ? MoeMxfp8Rows(p, p.mx).ring_x(p.g.rank) : p.mx.h, &b = first ? p.mx.gate_up : p.mx.down;
     const u64 line = first ? (u64)(w.row % p.x_slots) * l.tile_m : ring_row(p, w);
-    const u64 of_expert = (u64)local * (first ? 2 * p.I : p.depth);
+    const u64 of_expert = (u64)local * (first ? 2 * p.I : p.mx.depth);
     return mx_operands(mx_side(a, line), rows, mx_side(b, of_expert + col), least((first ? 2 * p.I : p.H) - col, p.tile_n), a.depth,
                        a.depth);
   }
   DEVICE static bool makes_copies(const Work& w) { return w.kind == GEMM1; }
-  DEVICE static void make_copies(const Params& p, const Work& w) { MoeMxfp8Rows(p).quantize_h(w, ring_row(p, w)); }
+  DEVICE static void make_copies(const Params& p, const Work& w) { MoeMxfp8Rows(p, p.mx).quantize_h(w, ring_row(p, w)); }
 
   DEVICE static void move(const Schedule& s, const Work& w) {
     if (w.kind != PUSH && w.kind != PULL) return MoeForward::move(s, w);
-    MoeMxfp8Rows(static_cast<const Params&>(s.p)).dispatch(w);
+    MoeMxfp8Rows(s.p, static_cast<const Params&>(s.p).mx).dispatch(w);
   }
 };

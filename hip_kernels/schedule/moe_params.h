@@ -94,13 +94,16 @@ static_assert(sizeof(MoeParams) == 656 && sizeof(MoeRouting) == 40 && sizeof(Moe
 
 // In MXFP8: experts' products alone. Widths of H and I are multiples of 128 there, of tokens' rows `depth` is; weights.gate_up
 // and weights.down are not used, and rows of x in the ring are a copy whose scales are apart.
-struct MoeMxfp8Params : MoeParams {
+struct MoeMxfp8 {
   u64 x_scales_at;  // offset in every rank's arena, in words of 16 bytes
   MxCopy gate_up;   // [experts of this rank * 2 I, depth]
   MxCopy down;      // [experts of this rank * depth, I]: H lines of each, up to `depth`
-  MxCopy h_copy;    // ring as h
+  MxCopy h;         // ring as h
   u32 depth;        // H, up to a multiple of 128
   u32 zero;
+};
+struct MoeMxfp8Params : MoeParams {
+  MoeMxfp8 mx;
 };
 static_assert(sizeof(MoeMxfp8Params) == sizeof(MoeParams) + 88);
 

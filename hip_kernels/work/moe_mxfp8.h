@@ -4,19 +4,20 @@
 #include "mx_copy.h"
 
 struct MoeMxfp8Rows {
-  const MoeMxfp8Params& p;
+  const MoeParams& p;
+  const MoeMxfp8& mx;
   const MoeRows rows;
-  DEVICE explicit MoeMxfp8Rows(const MoeMxfp8Params& p) : p(p), rows(p) {}
+  DEVICE MoeMxfp8Rows(const MoeParams& p, const MoeMxfp8& mx) : p(p), mx(mx), rows(p) {}
 
   DEVICE MxCopy ring_x(u32 q) const {
     Vec16* arena = p.arena_of[q];
-    return {arena + p.x_at, (u32*)(arena + p.x_scales_at), p.depth, p.x_slots * p.layout.tile_m};
+    return {arena + p.x_at, (u32*)(arena + mx.x_scales_at), mx.depth, p.x_slots * p.layout.tile_m};
   }
   // Rows of source q for tile row v of their owner, into its ring of x. Padding is zeros.
   DEVICE void dispatch(u32 owner, u32 q, u32 v, u32 e, const Vec16* x, const u64* list) const {
     const u64 slot_row = (u64)(v % p.x_slots) * p.layout.tile_m;
     rows.place_rows(q, v, e, x, list, p.routing.weigh_inputs, [&](u32 first, u32 n, auto key, auto from, auto change) {
-      quantize_along(ring_x(owner), slot_row + first, 0, n, p.depth / MX_BLOCK, [&](u32 row, u32 block, Vec16 (&four)[4]) {
+      quantize_along(ring_x(owner), slot_row + first, 0, n, mx.depth / MX_BLOCK, [&](u32 row, u32 block, Vec16 (&four)[4]) {
         const u32 slot = key(row);
 #pragma unroll
         for (u32 j = 0; j < 4; j++) {
@@ -35,7 +36,7 @@ struct MoeMxfp8Rows {
     const MoeLayout& l = p.layout;
     const u32 e = l.expert_of(w.row), left = l.expert_rows(e) - l.tile_of(e, w.row) * l.tile_m;
     const u32 column = w.part * (p.tile_n / 2), columns = p.I - column < p.tile_n / 2 ? p.I - column : p.tile_n / 2;
-    quantize_along(p.h_copy, first, column, left < l.tile_m ? left : l.tile_m, columns / MX_BLOCK,
+    quantize_along(mx.h, first, column, left < l.tile_m ? left : l.tile_m, columns / MX_BLOCK,
                    [&](u32 row, u32 block, Vec16 (&four)[4]) {
 #pragma unroll
                      for (u32 j = 0; j < 4; j++) four[j] = target::read(p.h + ((first + row) * p.I + column) / 8 + block * 4 + j);

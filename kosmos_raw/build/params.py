@@ -220,12 +220,12 @@ MOE_FORWARD = _struct(
     *((name, "u4") for name in "x_slots h_slots y_slots lag side_by_side".split()),
     *((name, "u4") for name in "movers senders crew crew_tiles".split()),
 )
-MOE_FORWARD_MXFP8 = _more(
-    MOE_FORWARD,
+MOE_MXFP8 = _struct(
     ("x_scales_at", "u8"),
-    *((name, MX_COPY) for name in "gate_up down h_copy".split()),
+    *((name, MX_COPY) for name in "gate_up down h".split()),
     *((name, "u4") for name in "depth zero".split()),
 )
+MOE_FORWARD_MXFP8 = _more(MOE_FORWARD, ("mx", MOE_MXFP8))
 MOE_GRADIENT = _struct(("to", "u8"), ("sums", "u8"), ("into", "u4"), ("zero", "u4"))
 MOE_GRADIENTS = tuple("d_router d_gate_up d_down d_shared_gate_up d_shared_down".split())
 MOE_BACKWARD = _more(

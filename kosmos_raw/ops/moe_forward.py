@@ -278,9 +278,10 @@ class MoELayer:
         rings, plan = self.plan.rings, self.plan
         p["h"], p["y"] = self._room("h"), self._room("y")
         if plan.is_mxfp8:
-            p["depth"] = plan.depth
-            p["x_scales_at"] = int(p["x_at"]) + plan.elements_bytes(rings.x_slots * plan.tile.m, plan.depth) // 16
-            self.place_copy(p["h_copy"], self._room("h_copy"), rings.h_slots * plan.tile.m, plan.width)
+            mx = p["mx"]
+            mx["depth"] = plan.depth
+            mx["x_scales_at"] = int(p["x_at"]) + plan.elements_bytes(rings.x_slots * plan.tile.m, plan.depth) // 16
+            self.place_copy(mx["h"], self._room("h_copy"), rings.h_slots * plan.tile.m, plan.width)
 
     def place_copy(self, to: Any, address: int, lines: int, depth: int) -> None:
         """Fills in a copy that the kernel makes at `address`."""
@@ -306,7 +307,7 @@ class MoELayer:
         named |= {"shared_gate_up": have.shared_gate_up, "shared_down": have.shared_down}
         for name in ("gate_up", "down"):
             if self.plan.is_mxfp8:
-                fill_copy(self.comm, p[name], getattr(have, name))
+                fill_copy(self.comm, p["mx"][name], getattr(have, name))
             else:
                 named[name] = getattr(have, name)
         for name, array in named.items():
@@ -356,7 +357,7 @@ class MoELayer:
         own = len(c.experts_of(self.comm.rank, self.comm.ranks))
         w, ring = p["weights"], self.comm.arena.address(self.comm.rank, int(p["x_at"]) * 16)
         if plan.is_mxfp8:
-            gate_up, h, down = (p[name]["elements"] for name in ("gate_up", "h_copy", "down"))
+            gate_up, h, down = (p["mx"][name]["elements"] for name in ("gate_up", "h", "down"))
         else:
             gate_up, h, down = w["gate_up"], p["h"], w["down"]
         read = [
