@@ -1,8 +1,8 @@
-// moe_backward: the table of roles. What it computes and why it ends: schedule/moe_backward.h.
+// moe_backward: the tables of roles, in BF16 and in MXFP8. What it computes and why it ends: schedule/moe_backward.h.
 // Oracle: kosmos_raw/numerics/moe/layer.py.
 #pragma once
-#include "../work/moe_backward.h"
-#include "tile_operands.h"
+#include "../work/moe_backward_mxfp8.h"
+#include "mx_operands.h"
 
 struct MoeBackward {
   using Schedule = MoeBackwardSchedule;
@@ -126,5 +126,51 @@ struct MoeBackward {
       case FOLD: return g.fold(w.row);
       default: return;
     }
+  }
+};
+
+// Experts' products are all TN: of copies along or across rows, and of weights quantised along either side. All else is as in
+// BF16.
+struct MoeBackwardMxfp8 : MoeBackward {
+  using Params = MoeBackwardMxfp8Params;
+
+  DEVICE static constexpr bool of_experts(Kind k) {
+    return k == GEMM1 || k == DGRAD2 || k == DGRAD1 || k == WGRAD2 || k == WGRAD1;
+  }
+  DEVICE static constexpr Layout layout(Kind k) { return of_experts(k) ? TN : MoeBackward::layout(k); }
+  DEVICE static constexpr Element element(Kind k) { return of_experts(k) ? MX_ELEMENT : BF16; }
+
+  DEVICE static TileOperands operands(const MoeBackwardParams& of_schedule, const Work& w) {
+    if (!of_experts(w.kind)) return MoeBackward::operands(of_schedule, w);
+    const Params& p = static_cast<const Params&>(of_schedule);  // what a schedule has of them
+    const MoeMxfp8Gradients g(p);
+    const At at = tile_at(p, w);
+    if (w.kind == WGRAD2 || w.kind == WGRAD1) {
+      const MoePiece x = MoeBackwardQueue(p).piece(w.row);
+      const bool second = w.kind == WGRAD2;
+      const MxCopy &a = second ? p.dy_columns_copy : p.dpre_columns_copy, b = second ? p.h_columns_copy : g.x_columns(p.g.rank);
+      const u32 k = g.slot_k(x.first), M = second ? p.H : 2 * p.I, N = second ? p.I : p.H;
+      return mx_operands(mx_side(a, at.row, k), least(M - at.row, p.tile_m), mx_side(b, at.column, k), least(N - at.column, p.tile_n),
+                         g.depth(x), a.depth);
+    }
+    const u32 local = p.layout.expert_of(w.row) - p.layout.first_expert(p.g.rank), rows = g.rows_in(w.row), I2 = 2 * p.I;
+    const u64 row = g.g.slot_row(w.row);
+    const bool again = w.kind == GEMM1, second = w.kind == DGRAD2;
+    const MxCopy a = again ? MoeMxfp8Rows(p, p.mx).ring_x(p.g.rank) : second ? p.dy_copy : p.dpre_copy;
+    const MxCopy& b = again ? p.mx.gate_up : second ? p.down_columns : p.gate_up_columns;
+    const u32 N = again ? I2 : second ? p.I : p.H;
+    const u32 k = again ? 0 : local * (second ? p.mx.depth : I2);
+    const u64 line = (again ? (u64)local * I2 : 0) + at.column;
+    return mx_operands(mx_side(a, row), rows, mx_side(b, line, k), least(N - at.column, p.tile_n), a.depth, a.depth, b.depth);
+  }
+
+  DEVICE static bool makes_copies(const Work& w) { return w.kind == DGRAD2; }
+  DEVICE static void make_copies(const Params& p, const Work& w) { MoeMxfp8Gradients(p).make_copies(w); }
+
+  DEVICE static void move(const Schedule& s, const Work& w) {
+    const MoeMxfp8Gradients g(static_cast<const Params&>(s.p));
+    if (w.kind == PUSH) return g.push(w, s.replays(w.chunk, s.round_of(w.row)));
+    if (w.kind == QUANT) return g.quantize_dy(w);
+    MoeBackward::move(s, w);
   }
 };

@@ -19,8 +19,11 @@ DEVICE inline MxSide mx_side(const Vec16* lines, const MxScales& s, u64 line, u3
 DEVICE inline MxSide mx_side(const MxCopy& m, u64 line, u32 k = 0) {
   return mx_side(m.elements, {m.scales, m.ld_scales, 0}, line, m.depth, k);
 }
+DEVICE inline TileOperands mx_operands(const MxSide& a, u32 rows, const MxSide& b, u32 cols, u32 K, u32 depth_a, u32 depth_b) {
+  return {a.lines, b.lines, rows, cols, K, depth_a, depth_b, a.scales, b.scales, a.ld, b.ld};
+}
 DEVICE inline TileOperands mx_operands(const MxSide& a, u32 rows, const MxSide& b, u32 cols, u32 K, u32 depth) {
-  return {a.lines, b.lines, rows, cols, K, depth, depth, a.scales, b.scales, a.ld, b.ld};
+  return mx_operands(a, rows, b, cols, K, depth, depth);
 }
 
 // Rows of a gathered matrix that a TILE reads: own ones where they are, peers' where they were pulled to.

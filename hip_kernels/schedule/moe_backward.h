@@ -162,7 +162,7 @@ struct MoeBackwardSchedule : MoeBackwardWords {
   DEVICE bool needs_dweights(Kind k) const { return k == OWN_DX || k == ROUTER_DW; }
   DEVICE u32 key_of(const Work& w) const {
     switch (w.kind) {
-      case GEMM1: case DGRAD2: case DGRAD1: return key(round_of(w.row), 2);
+      case QUANT: case GEMM1: case DGRAD2: case DGRAD1: return key(round_of(w.row), 2);
       case WGRAD2: case WGRAD1: {
         const MoePiece x = MoeBackwardQueue(p).piece(w.row);
         return x.blocks ? key(round_of(x.first), 2) : 0;
@@ -194,6 +194,7 @@ struct MoeBackwardSchedule : MoeBackwardWords {
         if (i == 0) return Input::remote(p.g, &own_signals(p.g).started[w.chunk]);
         if (i > 1 || !reuses(w.chunk, round_of(v))) return Input::end();
         return Input::remote(p.g, freed(me, w.chunk, round_of(v) + rounds_held()));
+      case QUANT: return i < R ? pushed(v, i) : Input::end();
       case GEMM1: return i < R ? rows(v, i) : Input::end();
       case DGRAD2:
         if (i < R) return rows(v, i);
@@ -217,8 +218,13 @@ struct MoeBackwardSchedule : MoeBackwardWords {
   DEVICE Input landed(u32 q) const {
     return p.layout.one(MoeLayout::OWES + q) ? Input::remote(p.g, &own().landed[q]) : Input::none();
   }
-  DEVICE Input rows(u32 v, u32 q) const {
+  DEVICE Input pushed(u32 v, u32 q) const {
     return p.layout.sources_of(v) >> q & 1 ? Input::remote(p.g, arrived(p.g.rank, v, q)) : Input::none();
+  }
+  // Of a tile that reads a tile row: as it was pushed, or its copies, for which somebody has waited for that.
+  DEVICE Input rows(u32 v, u32 q) const {
+    if (!p.quants) return pushed(v, q);
+    return q ? Input::none() : Input::local(quantised(v), p.quants);
   }
   // All DGRAD2 of the piece make h and dpre; what came before in the same gradient has been added.
   DEVICE Input of_piece(const Work& w, u32 i) const {
@@ -251,7 +257,8 @@ struct MoeBackwardSchedule : MoeBackwardWords {
   // they are there: its dies' caches may hold what the slot held before.
   DEVICE void acquire_inputs(const Work& w) const {
     switch (w.kind) {
-      case PUSH: case GEMM1: case DGRAD2: case WGRAD2: case WGRAD1: case DWEIGHT: case FOLD: return target::acquire(SYSTEM_SCOPE);
+      case PUSH: case QUANT: case GEMM1: case DGRAD2: case WGRAD2: case WGRAD1: case DWEIGHT: case FOLD:
+        return target::acquire(SYSTEM_SCOPE);
       default: return target::acquire(DEVICE_SCOPE);
     }
   }
@@ -271,6 +278,7 @@ struct MoeBackwardSchedule : MoeBackwardWords {
       case PUSH:
         target::release(SYSTEM_SCOPE);
         return target::store(arrived(w.chunk, w.row, p.g.rank), p.g.epoch, SYSTEM_SCOPE);
+      case QUANT: count(quantised(w.row)); return;
       case GEMM1: count(replayed(w.row)); return;
       case DGRAD2:
         count(dgrad2_done(w.row));

@@ -39,9 +39,28 @@ struct MoeBackwardParams : MoeParams {
   // Tiles: columns across H, I, 2 I, S; rows across H, 2 I, 2 S, router_rows.
   u32 cols_h, cols_i, cols_2i, cols_s, rows_h, rows_2i, rows_2s, rows_r;
   u32 tile_m;              // of weights' tiles, a multiple of 8; on all targets layout.tile_m
+  u32 quants;              // parts in which copies of a tile row of dOut are made; 0: products take it as it comes (BF16)
+  u32 zero;
 };
 constexpr u32 LANES_A_DOT = 16;
-static_assert(sizeof(MoeGradient) == 24 && sizeof(MoeBackwardParams) == sizeof(MoeParams) + 288);
+static_assert(sizeof(MoeGradient) == 24 && sizeof(MoeBackwardParams) == sizeof(MoeParams) + 296);
+
+// In MXFP8. Copies along rows have a tile row where the rings have it, copies of columns as elements slot * tile_k and on of
+// their lines: a tile row's K there is tile_k, tile_m up to a multiple of 128, with zeros behind its rows.
+struct MoeBackwardMxfp8Params : MoeBackwardParams {
+  MoeMxfp8 mx;             // h of it is the forward's alone
+  u64 x_columns_at, x_column_scales_at;  // offsets in every rank's arena: ring of x's columns, [H, x_slots * tile_k]
+  MxCopy dy_copy;          // [x_slots * tile_m, depth]
+  MxCopy dy_columns_copy;  // [H, x_slots * tile_k]
+  MxCopy h_columns_copy;   // [I, x_slots * tile_k]
+  MxCopy dpre_copy;        // [x_slots * tile_m, 2 I]
+  MxCopy dpre_columns_copy;  // [2 I, x_slots * tile_k]
+  MxCopy gate_up_columns;  // [H, experts of this rank * 2 I]
+  MxCopy down_columns;     // [I, experts of this rank * depth]
+  u32 quant_width;         // of H in a part of QUANT, a multiple of 128
+  u32 tile_k;
+};
+static_assert(sizeof(MoeBackwardMxfp8Params) == sizeof(MoeBackwardParams) + sizeof(MoeMxfp8) + 192);
 
 // Counters of one set, by name.
 struct MoeBackwardWords : MoeWords {
@@ -63,4 +82,5 @@ struct MoeBackwardWords : MoeWords {
   DEVICE u32* wgrad2_done(u32 v) const { return by_row(5, v); }  // tiles of that piece
   DEVICE u32* wgrad1_done(u32 v) const { return by_row(6, v); }
   DEVICE u32* round_done(u32 r) const { return by_row(7, r); }   // tile rows that are through, three times each
+  DEVICE u32* quantised(u32 v) const { return by_row(8, v); }    // parts of tile row v
 };

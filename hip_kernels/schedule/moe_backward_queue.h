@@ -7,9 +7,11 @@
 // not added to, an expert without rows has a piece of none, whose gradient is zeros.
 //
 // Order of the queue, pieces of a round from its last expert down:
-//     of each round: for each piece: REPLAY if x was not kept; DGRAD2, mixed with WGRAD2 of the piece before. WGRAD2 of the last one
+//     of each round: for each piece: QUANT in MXFP8; REPLAY if x was not kept; DGRAD2, mixed with WGRAD2 of the piece before.
+//                    WGRAD2 of the last one
 //                    behind the first round's: OWN_DX and ROUTER_DW, which hide the last experts' landing
-//                    for each piece: DGRAD1 mixed with its WGRAD1
+//                    for each piece: DGRAD1 mixed with its WGRAD1. In MXFP8 DGRAD1 of all of them first: columns of x, which
+//                    WGRAD1 waits for, may be pushed late
 //     pieces without rows, folds
 // With weights on inputs OWN_DX and ROUTER_DW stand before the folds: they need rows that have come back.
 #pragma once
@@ -68,6 +70,7 @@ struct MoeBackwardQueue {
   // Tiles of a kind for a piece.
   DEVICE u32 tiles(Kind kind, u32 blocks) const {
     switch (kind) {
+      case QUANT: return blocks * p.quants;
       case GEMM1: return blocks * p.cols_2i;
       case DGRAD2: return blocks * p.cols_i;
       case DGRAD1: return blocks * p.cols_h;
@@ -89,9 +92,9 @@ struct MoeBackwardQueue {
   DEVICE Work item(Kind kind, u32 which, u32 n) const {
     const u32 me = p.g.rank;
     switch (kind) {
-      case GEMM1: case DGRAD2: case DGRAD1: {
+      case QUANT: case GEMM1: case DGRAD2: case DGRAD1: {
         const MoePiece x = piece(which);
-        const u32 columns = kind == GEMM1 ? p.cols_2i : kind == DGRAD2 ? p.cols_i : p.cols_h;
+        const u32 columns = tiles(kind, 1);
         const TileAt t = tile_in_groups(n, x.blocks, columns, p.side_by_side ? p.side_by_side : 1);
         return {kind, me, x.first + x.blocks - 1 - t.row, t.column};  // rows come from the last one down
       }

@@ -35,13 +35,15 @@ struct MoeBackwardPlanner {
     const bool again = p.replays_all || (r + p.x_slots / p.round_rows) * p.round_rows < l.rows();
     for (u32 i = begin; i < begin + n; i++) {
       const u32 blocks = queue.piece(i).blocks;
+      add(QUANT, i, queue.tiles(QUANT, blocks));
       if (again) add(GEMM1, i, queue.tiles(GEMM1, blocks));
       add(DGRAD2, i, queue.tiles(DGRAD2, blocks), WGRAD2, i - 1, i > begin ? queue.tiles(WGRAD2, 1) : 0);
     }
     add(WGRAD2, begin + n - 1, queue.tiles(WGRAD2, 1));
     if (first_round) add_router();
     for (u32 i = begin; i < begin + n; i++)
-      add(DGRAD1, i, queue.tiles(DGRAD1, queue.piece(i).blocks), WGRAD1, i, queue.tiles(WGRAD1, 1));
+      add(DGRAD1, i, queue.tiles(DGRAD1, queue.piece(i).blocks), WGRAD1, i, p.quants ? 0 : queue.tiles(WGRAD1, 1));
+    for (u32 i = begin; p.quants && i < begin + n; i++) add(WGRAD1, i, queue.tiles(WGRAD1, 1));
   }
   DEVICE void add_router() {
     const u32 rows = (p.tokens + l.tile_m - 1) / l.tile_m;

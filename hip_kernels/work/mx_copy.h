@@ -63,3 +63,11 @@ template <class Get> DEVICE inline void quantize_across(const MxCopy& to, u64 li
     }
   }
 }
+// Rows of `words` words, zeros behind the first `rows`: as quantize_across wants them.
+struct FoursOf {
+  const Vec16* from;
+  u32 words, rows;
+  DEVICE u64 operator()(u32 row, u32 four) const {
+    return row < rows ? target::read((const u64*)(from + (u64)row * words) + four) : 0;
+  }
+};

@@ -11,7 +11,7 @@ import numpy as np
 MAX_RANKS = 8  # hip_kernels/target/target.h
 
 KINDS = (
-    *"leave pull pull_columns drain poison reduce sum topk scan plan sort gate push send fold dweight".split(),
+    *"leave pull pull_columns drain poison reduce sum topk scan plan sort gate push send fold dweight quant".split(),
     *"tile half wgrad route shared1 shared2 gemm1 gemm2".split(),
     *"dgrad2 wgrad2 dgrad1 wgrad1 shared_d2 shared_w2 shared_w1 own_dx router_dw".split(),
 )
@@ -236,6 +236,16 @@ MOE_BACKWARD = _more(
     ("aux_grad", "f4"),
     *((name, "u4") for name in "round_rows replays_all router_copies router_ld own_ld piece_cap".split()),
     *((name, "u4") for name in "cols_h cols_i cols_2i cols_s rows_h rows_2i rows_2s rows_r tile_m".split()),
+    *((name, "u4") for name in "quants zero".split()),
+)
+MOE_BACKWARD_COPIES = tuple("dy dy_columns h_columns dpre dpre_columns".split())
+MOE_BACKWARD_MXFP8 = _more(
+    MOE_BACKWARD,
+    ("mx", MOE_MXFP8),
+    *((name, "u8") for name in "x_columns_at x_column_scales_at".split()),
+    *((f"{name}_copy", MX_COPY) for name in MOE_BACKWARD_COPIES),
+    *((name, MX_COPY) for name in "gate_up_columns down_columns".split()),
+    *((name, "u4") for name in "quant_width tile_k".split()),
 )
 MOE_NOBODY = 0xFFFFFFFF  # no column
 MOE_GIVEN = ("no_choices", "experts", "experts_and_weights")
