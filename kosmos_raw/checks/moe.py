@@ -89,7 +89,7 @@ class MoeCase:
 def arena_bytes(case: MoeCase, tile: Tile) -> int:
     """Room for the layer of `case`, one like it with rings that hold all, and a backward of either."""
     plans = [case.plan(tile, replace(case, rings=rings).rings_for(tile)) for rings in (case.rings, "all")]
-    backward = 2 * max(p.x_bytes + p.combine_bytes for p in plans)
+    backward = max(4 * p.tile.m * p.rings.x_slots * p.depth * 2 + 2 * p.combine_bytes for p in plans)
     return sum(p.arena_bytes for p in plans) + backward
 
 

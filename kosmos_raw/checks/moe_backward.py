@@ -173,7 +173,7 @@ class _Call:
     def _poison_what_arrives(self) -> None:
         """Communicator.poison leaves alone what a layer keeps; but none of this may be found as it was."""
         arena = self.comm.arena
-        for name in ("moe_backward.dy_at", "moe_backward.dx_at"):
+        for name in (f"{OP}.dy_at", f"{OP}.dx_at", f"{OP}.x_columns_at"):
             if name in arena.regions():
                 offset, nbytes = arena.regions()[name]
                 self.comm.device.fill(arena.address(self.comm.rank, offset), nbytes, POISON)

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..build.params import MOE_BACKWARD, MOE_FORWARD
+from ..build.params import MOE_BACKWARD, MOE_BACKWARD_MXFP8
 from ..device.base import Matrix
-from ..plan.moe.backward import OP, ROUTER_PARTS, MoeBackwardPlan, plan_moe_backward
+from ..plan.moe.backward import OP, QUANT_WIDTH, ROUTER_PARTS, MoeBackwardPlan, plan_moe_backward
+from ..plan.moe.forward import tile_of
 from .arguments import as_matrix, hand_over, is_plain, local_operand, result
 from .moe_gradients import Gradient, MoEGradients, destination, gradients
 from .moe_saved import MoESaved
-from .moe_weights import MoEWeights, Prepared
+from .moe_weights import MoEWeights, Prepared, fill_copy
 
 if TYPE_CHECKING:
     from .moe_forward import MoELayer
@@ -40,9 +41,9 @@ class MoEBackward:
     def __init__(self, layer: MoELayer, round_rows: int | None):
         self.layer, self.comm = layer, layer.comm
         self.plan: MoeBackwardPlan = plan_moe_backward(layer.plan, round_rows)
-        kernel = self.comm.kernel(OP)
-        if kernel.tile != layer.plan.tile:
-            raise ValueError(f"{OP}: its tile is {kernel.tile}, the forward's {layer.plan.tile}; they must be the same")
+        tile = tile_of(self.comm.kernel(self.plan.kernel).tile, layer.plan.dtype)
+        if tile != layer.plan.tile:
+            raise ValueError(f"{OP}: its tile is {tile}, the forward's {layer.plan.tile}; they must be the same")
         self._bytes = self.plan.local_bytes()
         self._right: tuple[Prepared, bool, Any] | None = None  # own_right, and of what it is made
 
@@ -82,7 +83,7 @@ class MoEBackward:
         p = params[0]
         call = (*of.call, plan.round_rows, int(p["replays_all"]), int(p["dy_at"]), int(p["dx_at"]))
         tokens = int(p["tokens"])
-        comm.launch(OP, params, call, plan.counter_words(tokens), self._operands(of, params))
+        comm.launch(OP, params, call, plan.counter_words(tokens), self._operands(of, params), kernel=self.plan.kernel)
         of.backwards += 1
         for gradient in made:
             gradient.take()
@@ -101,14 +102,16 @@ class MoEBackward:
     def _params(self, of: Forwarded, dy: Any, dx: Any, aux_grad: float) -> np.ndarray:
         comm, plan, f = self.comm, self.plan, self.plan.forward
         hidden = f.config.hidden
-        params = np.zeros(1, MOE_BACKWARD)
+        params = np.zeros(1, MOE_BACKWARD_MXFP8 if f.is_mxfp8 else MOE_BACKWARD)
         p = params[0]
-        for name in MOE_FORWARD.names or ():
+        for name in of.saved.params.dtype.names or ():
             params[name] = of.saved.params[name]
         self.layer.place_rings(p)
+        if f.is_mxfp8:
+            self._fill_copies(p, of.weights)
         for name, nbytes in (("dy_at", plan.dy_bytes), ("dx_at", plan.landing_bytes)):
             p[name] = comm.symmetric_region(f"{OP}.{name}", max(256, nbytes), OP)[0] // 16
-        for name in self._bytes.keys() - {"pre", "dx", "dout"}:
+        for name in self._bytes.keys() & set(MOE_BACKWARD.names or ()) - {"pre", "dx", "dout"}:
             p[name] = self._room(name)
         if not p["pre"]:
             p["pre"] = self._room("pre")
@@ -122,6 +125,17 @@ class MoEBackward:
         p["own_right"] = comm.device.address_of(self._own_right(of)) if p["own_ld"] else 0
         self._fill_tiles(p)
         return params
+
+    def _fill_copies(self, p: Any, weights: Prepared) -> None:
+        comm, plan, layer = self.comm, self.plan, self.layer
+        for name, (lines, depth) in plan.copies.items():
+            layer.place_copy(p[f"{name}_copy"], self._room(f"{name}_copy"), lines, depth)
+        at = comm.symmetric_region(f"{OP}.x_columns_at", max(256, plan.x_columns_bytes), OP)[0]
+        p["x_columns_at"] = at // 16
+        p["x_column_scales_at"] = (at + plan.forward.elements_bytes(*plan.x_columns_shape)) // 16
+        for name in ("gate_up_columns", "down_columns"):
+            fill_copy(comm, p[name], getattr(weights, name))
+        p["quants"], p["quant_width"], p["tile_k"] = plan.quants, QUANT_WIDTH, plan.tile_k
 
     def _fill_tiles(self, p: Any) -> None:
         tile, f = self.plan.forward.tile, self.plan.forward
@@ -158,23 +172,28 @@ class MoEBackward:
         p, f, arena = params[0], self.plan.forward, self.comm.arena
         m, n, hidden = f.tile.m, f.tile.n // 2, f.config.hidden  # see Matrix.box_lines
         own = len(f.config.experts_of(self.comm.rank, f.ranks))
-        w, tokens, ring, own_ld = p["weights"], int(p["tokens"]), f.rings.x_slots * m, int(p["own_ld"])
+        w, tokens, ring, own_ld = p["weights"], int(p["tokens"]), self.plan.ring_rows, int(p["own_ld"])
         x_ring, dy = (arena.address(self.comm.rank, int(p[name]) * 16) for name in ("x_at", "dy_at"))
-        by_rows = [
-            (x_ring, ring, hidden, m),
-            (w["gate_up"], own * 2 * f.width, hidden, n),
-            (dy, ring, hidden, m),
-            (p["dpre"], ring, 2 * f.width, m),
-            (p["dout"], tokens, hidden, m),
-            (p["own_left"], tokens, own_ld, m),
-        ]
-        by_k = [
-            (w["down"], own * hidden, f.width),
-            (w["gate_up"], own * 2 * f.width, hidden),
-            (dy, ring, hidden),
-            (p["h"], ring, f.width),
-            (p["dpre"], ring, 2 * f.width),
-            (x_ring, ring, hidden),
+        of_experts, by_k = [], []
+        if f.is_mxfp8:
+            of_experts = self._copies_read(p, own, x_ring)
+        else:
+            of_experts = [
+                (x_ring, ring, hidden, m),
+                (w["gate_up"], own * 2 * f.width, hidden, n),
+                (dy, ring, hidden, m),
+                (p["dpre"], ring, 2 * f.width, m),
+            ]
+            by_k = [
+                (w["down"], own * hidden, f.width),
+                (w["gate_up"], own * 2 * f.width, hidden),
+                (dy, ring, hidden),
+                (p["h"], ring, f.width),
+                (p["dpre"], ring, 2 * f.width),
+                (x_ring, ring, hidden),
+            ]
+        by_rows = [*of_experts, (p["dout"], tokens, hidden, m), (p["own_left"], tokens, own_ld, m)]
+        by_k += [
             (w["shared_down"], hidden, f.shared_width),
             (p["dout"], tokens, hidden),
             (p["shared_h"], tokens, f.shared_width),
@@ -184,6 +203,26 @@ class MoEBackward:
         ]
         read = [*by_rows, *((at, lines, width, 0) for at, lines, width in by_k)]
         return [Matrix(int(at), lines, width, width, high) for at, lines, width, high in read if lines and width]
+
+    def _copies_read(self, p: Any, own: int, x_ring: int) -> list[tuple[Any, int, int, int]]:
+        """What experts' tiles read in MXFP8, all by rows."""
+        f, hidden, both = self.plan.forward, self.plan.forward.config.hidden, 2 * self.plan.forward.width
+        m, n = f.tile.m, f.tile.n // 2
+        lines, across = self.plan.x_columns_shape
+        weights = [
+            (p["mx"]["gate_up"], own * both, f.depth),
+            (p["down_columns"], f.width, own * f.depth),
+            (p["gate_up_columns"], hidden, own * both),
+            (p["h_columns_copy"], f.width, across),
+        ]
+        made = [(p[f"{name}_copy"], *self.plan.copies[name]) for name in ("dy", "dpre", "dy_columns", "dpre_columns")]
+        x_columns = self.comm.arena.address(self.comm.rank, int(p["x_columns_at"]) * 16)
+        return [
+            (x_ring, self.plan.ring_rows, f.depth, m),
+            (x_columns, lines, across, n),
+            *((copy["elements"], count, depth, n) for copy, count, depth in weights),
+            *((copy["elements"], count, depth, m) for copy, count, depth in made),
+        ]
 
     def _room(self, name: str) -> int:
         return self.comm.local(f"{OP}.{name}", max(16, self._bytes[name]))

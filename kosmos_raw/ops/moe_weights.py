@@ -65,11 +65,15 @@ def bf16_parts(w: np.ndarray) -> list[np.ndarray]:
 
 class Prepared:
     """What the kernel reads, on the device. `router` has logits of experts and of the shared gate; where the caller
-    gives choices and weights, `gate_alone` is all that is left of it. In MXFP8 experts' weights are MxArrays of all
-    experts, along the forward's contractions."""
+    gives choices and weights, `gate_alone` is all that is left of it.
+
+    In MXFP8 experts' weights are MxArrays of all experts: along the forward's contractions, and where a backward may
+    come along its own."""
 
     gate_up: Any  # [own experts, 2 width, hidden]
     down: Any  # [own experts, hidden, width]; in MXFP8 as many lines as rows have elements
+    gate_up_columns: MxArray | None = None  # [own experts * 2 width, hidden] along axis 0
+    down_columns: MxArray | None = None
 
     def __init__(self, comm: Communicator, plan: MoeForwardPlan, weights: MoEWeights):
         xp, c = comm.device.xp, plan.config
@@ -80,7 +84,8 @@ class Prepared:
         down = _checked(comm, "down", weights.down, (own, c.hidden, c.expert_width))
         self.down = _widened(xp, down, plan.depth, plan.width)
         if plan.is_mxfp8:
-            self.gate_up, self.down = (_quantized(comm, array) for array in (self.gate_up, self.down))
+            self.gate_up, self.gate_up_columns = _quantized(comm, self.gate_up, plan.keep)
+            self.down, self.down_columns = _quantized(comm, self.down, plan.keep)
         self.shared_gate_up = self.shared_down = None
         if c.shared_width:
             shared = _checked(comm, "shared_gate_up", weights.shared_gate_up, (2 * c.shared_width, c.hidden))
@@ -155,9 +160,12 @@ def _widened(xp: Any, down: Any, rows: int, width: int) -> Any:
     return out
 
 
-def _quantized(comm: Communicator, experts: Any) -> MxArray:
-    """Of all experts, one behind the other."""
-    return quantize_mxfp8(comm, experts.reshape(-1, experts.shape[-1]), 1, reused=True)
+def _quantized(comm: Communicator, experts: Any, both: bool) -> tuple[MxArray, MxArray | None]:
+    """Of all experts, one behind the other: along rows, and along columns too. An expert's rows are a multiple of a
+    block."""
+    flat = experts.reshape(-1, experts.shape[-1])
+    along, *across = quantize_mxfp8(comm, flat, (1, 0) if both else (1,), reused=True)
+    return along, across[0] if both else None
 
 
 def fill_copy(comm: Communicator, to: Any, x: MxArray) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...build.params import MAX_RANKS
-from ..shapes import VECTOR, round_up
-from .forward import MoeForwardPlan
+from ..shapes import MXFP8_FORMAT, VECTOR, round_up
+from .forward import MoeForwardPlan, kernel_of
 
 OP = "moe_backward"
 HEAD_COUNTERS = 10 + MAX_RANKS  # hip_kernels/schedule/moe_backward_params.h
 LANES_A_DOT = 16
+QUANT_WIDTH = 1024  # columns of dY that a WG quantises at a time: many WGs share a tile row, and each reads whole lines
 SPARE_SEGMENTS = 8  # hip_kernels/schedule/moe_backward_queue.h
 # An FP32 router is three BF16 matrices and dlogits are two: of their products, those that FP32 does not round off.
 ROUTER_PARTS = {1: (0, 0), 3: (0, 0, 1, 1, 2)}  # by parts of the router: which part each copy of dlogits multiplies
@@ -78,7 +79,7 @@ class MoeBackwardPlan:
         return self.router_copies * self.router_ld(given_weights) + 2 * self.forward.shared_width
 
     def counter_words(self, tokens: int) -> int:
-        return HEAD_COUNTERS + 3 * -(-tokens // self.forward.tile.m) + 8 * self.forward.tables.row_cap
+        return HEAD_COUNTERS + 3 * -(-tokens // self.forward.tile.m) + 9 * self.forward.tables.row_cap
 
     @property
     def side_by_side(self) -> int:
@@ -87,9 +88,53 @@ class MoeBackwardPlan:
         return max(1, min(self.round_rows, round((self.forward.workgroups * tile.n / tile.m) ** 0.5)))
 
     @property
+    def kernel(self) -> str:
+        return kernel_of(OP, self.forward.dtype)
+
+    @property
     def dy_bytes(self) -> int:
-        """Of the ring of received rows of dY, as large as that of x."""
-        return self.forward.x_bytes
+        """Of the ring of received rows of dY, which are BF16."""
+        return self.ring_rows * self.forward.config.hidden * 2
+
+    # -- of MXFP8
+
+    @property
+    def quants(self) -> int:
+        """Parts in which copies of a tile row of dY are made."""
+        return -(-self.forward.depth // QUANT_WIDTH) if self.forward.is_mxfp8 else 0
+
+    @property
+    def tile_k(self) -> int:
+        """Elements that a tile row has in a line of columns."""
+        return round_up(self.forward.tile.m, MXFP8_FORMAT.step)
+
+    @property
+    def ring_rows(self) -> int:
+        return self.forward.rings.x_slots * self.forward.tile.m
+
+    @property
+    def copies(self) -> dict[str, tuple[int, int]]:
+        """Lines and depth of each copy that the kernel makes for itself."""
+        f, across = self.forward, self.forward.rings.x_slots * self.tile_k
+        if not f.is_mxfp8:
+            return {}
+        of_rows = {"dy": (self.ring_rows, f.depth), "dpre": (self.ring_rows, 2 * f.width)}
+        columns = {"dy_columns": f.config.hidden, "h_columns": f.width, "dpre_columns": 2 * f.width}
+        return of_rows | {name: (lines, across) for name, lines in columns.items()}
+
+    @property
+    def x_columns_shape(self) -> tuple[int, int]:
+        """Of the ring of columns of x that peers push."""
+        return self.forward.config.hidden, self.forward.rings.x_slots * self.tile_k
+
+    @property
+    def x_columns_bytes(self) -> int:
+        return self.forward.operand_bytes(*self.x_columns_shape) if self.forward.is_mxfp8 else 0
+
+    @property
+    def arena_bytes(self) -> int:
+        """Of every rank's arena, that backwards take; rounded up generously."""
+        return self.dy_bytes + self.landing_bytes + self.x_columns_bytes + self.forward.x_bytes + (1 << 20)
 
     @property
     def landing_bytes(self) -> int:
@@ -106,6 +151,7 @@ class MoeBackwardPlan:
         floats = {"dlogits": T * f.router_rows(False), "own_dx": T * c.hidden}
         words = {"dweights": T * c.top_k, "partials": T * (c.top_k + 1) * LANES_A_DOT, "pieces": self.piece_words}
         sizes = {name: 2 * n for name, n in bf16.items()} | {name: 4 * n for name, n in floats.items()}
+        sizes |= {f"{name}_copy": f.operand_bytes(*shape) for name, shape in self.copies.items()}
         return sizes | {name: 8 * n for name, n in words.items()}
 
 

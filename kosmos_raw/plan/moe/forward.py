@@ -31,6 +31,11 @@ def kernel_of(op: str, dtype: str) -> str:
     return op if dtype == "bf16" else f"{op}_{dtype}"
 
 
+def tile_of(tile: Tile, dtype: str) -> Tile:
+    """What a device's tile becomes: in MXFP8 no block of h, nor of gate and up in turn, may cross its columns."""
+    return tile if dtype == "bf16" else Tile(tile.m, tile.n // (2 * MX_BLOCK) * (2 * MX_BLOCK))
+
+
 @dataclass(frozen=True)
 class Crews:
     """Who moves. The first `movers` WGs push (or pull) before they build, the first `senders` send back what is ready;
@@ -251,15 +256,14 @@ def plan_moe_forward(
     """The plan for at most `tokens` tokens on each rank.
 
     Args:
-        tile: of the device's kernel. In MXFP8 it becomes narrower where blocks of h would cross its columns.
+        tile: of the device's kernel, see tile_of.
         pad: of groups; None: none in BF16, a block in MXFP8.
         rings: of tile rows; None holds 1.5 times balanced rows, see plan.moe.sizes.
         policy: one of POLICIES; see crews_for. crews: instead of what follows from the policy. link: to peers, where
             it was measured.
     Raises: ValueError: no such launch can run; says why.
     """
-    if dtype == "mxfp8":
-        tile = Tile(tile.m, tile.n // (2 * MX_BLOCK) * (2 * MX_BLOCK))
+    tile = tile_of(tile, dtype)
     pad = pad or (MX_BLOCK if dtype == "mxfp8" else 1)
     sizes = tables(config, ranks, tokens, tile.m, pad=pad, pull=pull)
     rings = rings or default_rings(sizes)
