@@ -101,7 +101,7 @@ class MoELayer:
         self._round_rows = round_rows
         self._backward: MoEBackward | None = None
         self._last: Forwarded | None = None
-        # In MXFP8 a backward wants rows of x nowhere but where it has them pushed again, and their columns are pushed anyway.
+        # In MXFP8 a backward reads rows of x only where it has them pushed again; their columns are pushed anyway.
         self._x_ring = None if recompute or self.plan.is_mxfp8 else comm.empty((self.plan.x_bytes,), np.uint8)
         self._combine = comm.empty((max(1, tokens * config.top_k), hidden), np.uint16)
         self._list = comm.empty((max(2, tokens * config.top_k),), np.uint64)
