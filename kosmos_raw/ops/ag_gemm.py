@@ -29,7 +29,16 @@ from .arguments import (
     shard_rows,
     symmetric_operand,
 )
-from .mx_arguments import fill_factor, fill_gathered_rows, fill_sources, mx_factors, mx_grid, symmetric_copies
+from .mx_arguments import (
+    fill_factor,
+    fill_gathered_rows,
+    fill_sources,
+    mx_factors,
+    mx_grid,
+    mx_in_arena,
+    mx_is_plain,
+    symmetric_copies,
+)
 from .quantize import MxArray
 
 OP = "ag_gemm"
@@ -75,7 +84,7 @@ def ag_gemm(
     if again:
         return out
     if isinstance(a, MxArray) or isinstance(b, MxArray):
-        return _mxfp8(comm, a, b, rows, out, policy, order_idx, movers)
+        return _mxfp8(comm, a, b, rows, out, policy, order_idx, movers, key)
     a, b = factors(comm, OP, a, b, 1, 1)
     every = shard_rows(comm, OP, a.shape[0], rows)
     plan = plan_ag_gemm(every, b.shape[0], a.shape[1], grid_of(comm, OP), policy=policy, movers=movers)
@@ -104,6 +113,7 @@ def _mxfp8(
     policy: str | None,
     order: int,
     movers: int | None,
+    key: Hashable | None,
 ) -> Any:
     a, b = mx_factors(comm, OP, a, b, 1, 1)
     every = shard_rows(comm, OP, a.shape[0], rows)
@@ -119,7 +129,10 @@ def _mxfp8(
     fill_gather(comm, params, plan, out, order)
     operands.append(replace(weight, box_lines=plan.tile.n // 2))
     call = (plan.form.dtype, plan.rows, plan.k, offsets)
-    comm.launch(OP, params, call, plan.counter_words, operands, kernel=plan.kernel)
+    as_they_lie = mx_in_arena(comm, a) and mx_is_plain(comm, b) and is_plain(comm, out, plan.padded_n)
+    if not (as_they_lie and comm.device.multiplies_mxfp8):  # own rows are made BF16 where tiles need it
+        key = None
+    comm.launch(OP, params, call, plan.counter_words, operands, kernel=plan.kernel, key=key)
     hand_over(comm, int(params["c"][0]), out, plan.padded_n)
     return out
 

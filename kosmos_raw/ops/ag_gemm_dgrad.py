@@ -102,4 +102,4 @@ def _launch(
     hand_over(comm, int(params["c"][0]), out, plan.padded_n)
     if gathered is not None:
         hand_over(comm, gathered_at, gathered, width)
-        keep_own_rows(comm, plan, a, gathered)
+        keep_own_rows(comm, plan.rows, a, gathered)

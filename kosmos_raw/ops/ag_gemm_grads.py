@@ -23,6 +23,7 @@ from .mx_arguments import (
     fill_gathered_rows,
     fill_lines,
     fill_sources,
+    keep_own_columns,
     mx_grid,
     same_contraction,
     symmetric_copies,
@@ -91,7 +92,8 @@ def ag_gemm_grads(
     fill_sources(comm, columns["of"], columns["mx"]["scales_of"], offsets[1])
     operands = fill_gathered_rows(comm, params, plan, a)
     gathered = _room(comm, gathered_like)
-    fill_columns(comm, columns, gathered, a_columns)
+    keep_own_columns(comm, a_columns, gathered)
+    fill_columns(comm, columns, gathered)
     if not comm.device.multiplies_mxfp8:
         depth = gathered.depth
         columns["mx"]["values"] = values = comm.local(f"{OP}.columns.values", k * depth * 2)

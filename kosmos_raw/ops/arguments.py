@@ -14,7 +14,7 @@ from ..plan.crew import Grid
 from ..plan.link import Pulls
 from ..plan.shapes import VECTOR, Plan
 from ..ranks.communicator import Communicator
-from ..ranks.prepared import key_of
+from ..ranks.prepared import key_of, parts_of
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -98,12 +98,13 @@ def in_arena(comm: Communicator, array: Any, columns: int) -> bool:
     return is_plain(comm, array, columns) and comm.arena.offset_of(address, array.nbytes) is not None
 
 
-def call_again(comm: Communicator, op: str, arrays: Sequence[Any], *options: Hashable) -> tuple[Hashable | None, bool]:
+def call_again(comm: Communicator, op: str, given: Sequence[Any], *options: Hashable) -> tuple[Hashable | None, bool]:
     """Makes a launch again that was made for the same arrays and options. Returns: what to remember it by, None where
     an array is none of the device's; and whether it has been made."""
-    if any(type(array) is not comm.device.xp.ndarray for array in arrays):
+    ndarray = comm.device.xp.ndarray
+    if any(type(array) is not ndarray for x in given for array in parts_of(x)):
         return None, False
-    key = key_of(op, comm.device.address_of, arrays, *options)
+    key = key_of(op, comm.device.address_of, given, *options)
     return key, comm.launch_again(key)
 
 
@@ -205,10 +206,10 @@ def result(
     return out
 
 
-def keep_own_rows(comm: Communicator, plan: Plan, own: Any, gathered: Any) -> None:
+def keep_own_rows(comm: Communicator, rows: Sequence[int], own: Any, gathered: Any) -> None:
     """Kernels gather peers' rows alone."""
-    first = plan.first[comm.rank]
-    gathered.view(np.uint16)[first : first + plan.rows[comm.rank]] = own.view(np.uint16)
+    first = sum(rows[: comm.rank])
+    gathered.view(np.uint16)[first : first + rows[comm.rank]] = own.view(np.uint16)
 
 
 def fill_pulls(pulls: np.ndarray, cut: Pulls) -> None:

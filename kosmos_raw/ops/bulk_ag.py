@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +15,15 @@ from ..plan.shapes import MXFP8_FORMAT
 from ..ranks.communicator import Communicator
 from .arguments import (
     as_matrix,
+    call_again,
     factors,
     fill_addresses,
     fill_geometry,
     fill_pulls,
     grid_of,
     hand_over,
+    in_arena,
+    is_plain,
     keep_own_rows,
     local_operand,
     result,
@@ -34,8 +37,11 @@ from .mx_arguments import (
     fill_factor,
     fill_lines,
     fill_sources,
+    keep_own_columns,
     mx_factors,
     mx_grid,
+    mx_in_arena,
+    mx_is_plain,
     symmetric_copies,
 )
 from .quantize import MxArray
@@ -73,8 +79,12 @@ def bulk_ag(
     Returns: (C, X of all ranks).
     Raises: as ag_gemm.
     """
+    key, again = call_again(comm, OP, (x, a, b, out, gathered), rows if rows is None else tuple(rows), policy, movers)
+    if again:
+        _keep_own(comm, shard_rows(comm, OP, x.shape[0], rows, "x"), x, gathered)
+        return out, gathered
     if any(isinstance(given, MxArray) for given in (x, a, b)):
-        return _mxfp8(comm, x, a, b, rows, out, gathered, policy, movers)
+        return _mxfp8(comm, x, a, b, rows, out, gathered, policy, movers, key)
     x = as_matrix(comm, OP, "x", x)
     a, b = factors(comm, OP, a, b, 1, 0)
     every = shard_rows(comm, OP, x.shape[0], rows, "x")
@@ -83,8 +93,15 @@ def bulk_ag(
     inputs = {"x": x, "a": a, "b": b}
     out = result(comm, OP, out, (m, n), a.dtype, inputs)
     gathered = result(comm, OP, gathered, (plan.m, plan.width), x.dtype, inputs, "gathered")
-    _launch(comm, plan, x, a, b, out, gathered)
+    _launch(comm, plan, x, a, b, out, gathered, key)
     return out, gathered
+
+
+def _keep_own(comm: Communicator, rows: Sequence[int], x: Any, gathered: Any) -> None:
+    if isinstance(x, MxArray):
+        keep_own_columns(comm, x, gathered)
+    else:
+        keep_own_rows(comm, rows, x, gathered)
 
 
 def _mxfp8(
@@ -97,6 +114,7 @@ def _mxfp8(
     gathered: MxArray | None,
     policy: str | None,
     movers: int | None,
+    key: Hashable | None,
 ) -> tuple[Any, MxArray]:
     x, (a, b) = checked(comm, OP, "x", x, 0), mx_factors(comm, OP, a, b, 1, 0)
     every, width = shard_rows(comm, OP, x.shape[0], rows, "x"), x.shape[1]
@@ -118,14 +136,18 @@ def _mxfp8(
     columns = params["x"]
     (offsets,) = symmetric_copies(comm, OP, [(x, (width, max(plan.depths)))])
     fill_sources(comm, columns["of"], columns["mx"]["scales_of"], offsets)
-    fill_columns(comm, columns, gathered, x)
+    fill_columns(comm, columns, gathered)
     fill_product(comm, params, plan, out)
     fill_lines(params["m"], plan, plan.rows)
     factors_of_tiles = (("a", a, plan.tile.m), ("b", b, plan.tile.n // 2))
     operands = [replace(fill_factor(comm, params, s, f"{OP}.{s}", f), box_lines=box) for s, f, box in factors_of_tiles]
     call = (plan.form.dtype, every, width, offsets)
-    comm.launch(OP, params, call, plan.counter_words, operands, kernel=plan.kernel)
+    plain = mx_is_plain(comm, a) and mx_is_plain(comm, b) and is_plain(comm, out, plan.padded_n)
+    if not (plain and mx_in_arena(comm, x)):
+        key = None
+    comm.launch(OP, params, call, plan.counter_words, operands, kernel=plan.kernel, key=key)
     hand_over(comm, int(params["c"][0]), out, plan.padded_n)
+    _keep_own(comm, every, x, gathered)
     return out, gathered
 
 
@@ -138,7 +160,9 @@ def fill_product(comm: Communicator, params: np.ndarray, plan: BulkAgPlan, out: 
     fill_pulls(params["pulls"], plan.pulls)
 
 
-def _launch(comm: Communicator, plan: BulkAgPlan, x: Any, a: Any, b: Any, out: Any, gathered: Any) -> None:
+def _launch(
+    comm: Communicator, plan: BulkAgPlan, x: Any, a: Any, b: Any, out: Any, gathered: Any, key: Hashable | None
+) -> None:
     params = np.zeros(1, BULK_AG)
     offset = symmetric_operand(comm, OP, x, plan.padded_width, plan.shard_bytes)
     fill_addresses(comm, params["shard_of"], offset)
@@ -150,7 +174,11 @@ def _launch(comm: Communicator, plan: BulkAgPlan, x: Any, a: Any, b: Any, out: A
         Matrix(int(params["a"][0]), plan.gemm_m, plan.padded_k, plan.padded_k, plan.tile.m),
         Matrix(int(params["b"][0]), plan.padded_k, plan.padded_n, plan.padded_n),
     ]
-    comm.launch(OP, params, (plan.rows, plan.width, offset), plan.counter_words, operands)
+    factors_and_results = ((a, plan.padded_k), (b, plan.padded_n), (out, plan.padded_n), (gathered, plan.padded_width))
+    plain = b.shape[0] == plan.padded_k and all(is_plain(comm, *one) for one in factors_and_results)
+    if not (plain and in_arena(comm, x, plan.padded_width)):
+        key = None
+    comm.launch(OP, params, (plan.rows, plan.width, offset), plan.counter_words, operands, key=key)
     hand_over(comm, int(params["c"][0]), out, plan.padded_n)
     hand_over(comm, rows, gathered, plan.padded_width)
-    keep_own_rows(comm, plan, x, gathered)
+    _keep_own(comm, plan.rows, x, gathered)

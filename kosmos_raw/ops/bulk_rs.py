@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,19 +15,21 @@ from ..plan.shapes import BF16_FORMAT, MXFP8_FORMAT, split_rows
 from ..ranks.communicator import Communicator
 from .arguments import (
     as_matrix,
+    call_again,
     dealt_rows,
     factors,
     fill_addresses,
     fill_geometry,
     grid_of,
     hand_over,
+    in_arena,
     is_plain,
     local_operand,
     result,
     result_address,
     symmetric_operand,
 )
-from .mx_arguments import fill_factor, mx_factors
+from .mx_arguments import fill_factor, mx_factors, mx_is_plain
 from .quantize import MxArray
 
 OP = "bulk_rs"
@@ -67,11 +69,15 @@ def bulk_rs(
     Returns: (this rank's rows of the sum of X, C).
     Raises: as ag_gemm.
     """
+    options = (rows if rows is None else tuple(rows), accumulate, policy, movers, max_movers, split)
+    key, again = call_again(comm, OP, (x, a, b, out, c), *options)
+    if again:
+        return out, c
     x = as_matrix(comm, OP, "x", x)
     a, b = _factors(comm, a, b)
     every = tuple(split_rows(x.shape[0], comm.ranks)) if rows is None else dealt_rows(comm, OP, "x", x.shape[0], rows)
     out = result(comm, OP, out, (every[comm.rank], x.shape[1]), x.dtype, {"x": x, **_arrays(a, b)})
-    c = _product(comm, every, x, a, b, out, c, accumulate, policy, movers, max_movers, split)
+    c = _product(comm, every, x, a, b, out, c, accumulate, policy, movers, max_movers, split, key)
     return out, c
 
 
@@ -81,9 +87,12 @@ def gemm_wgrad(
     """C = A.T @ B of this rank, with nothing beside it: the weight gradient of a row-parallel layer, whose dY is there
     already. All ranks call it together, though nothing is exchanged. Arguments as of bulk_rs.
     """
+    key, again = call_again(comm, "gemm_wgrad", (a, b, c), accumulate, split)
+    if again:
+        return c
     a, b = _factors(comm, a, b)
     nothing = comm.device.xp.empty((0, 0), np.uint16)
-    return _product(comm, (0,) * comm.ranks, nothing, a, b, nothing, c, accumulate, "one_way", None, None, split)
+    return _product(comm, (0,) * comm.ranks, nothing, a, b, nothing, c, accumulate, "one_way", None, None, split, key)
 
 
 def _factors(comm: Communicator, a: Any, b: Any) -> tuple[Any, Any]:
@@ -110,6 +119,7 @@ def _product(
     movers: int | None,
     max_movers: int | None,
     split: int | None,
+    key: Hashable | None,
 ) -> Any:
     form = MXFP8_FORMAT if isinstance(a, MxArray) else BF16_FORMAT
     (m, n), k = (a.shape[1], b.shape[1]), a.depth if isinstance(a, MxArray) else a.shape[0]
@@ -128,11 +138,21 @@ def _product(
         split=split,
         form=form,
     )
-    _launch(comm, plan, x, a, b, out, c, accumulate)
+    _launch(comm, plan, x, a, b, out, c, accumulate, key)
     return c
 
 
-def _launch(comm: Communicator, plan: BulkRsPlan, x: Any, a: Any, b: Any, out: Any, c: Any, accumulate: bool) -> None:
+def _launch(
+    comm: Communicator,
+    plan: BulkRsPlan,
+    x: Any,
+    a: Any,
+    b: Any,
+    out: Any,
+    c: Any,
+    accumulate: bool,
+    key: Hashable | None,
+) -> None:
     params = np.zeros(1, BULK_RS if plan.form is BF16_FORMAT else BULK_RS_MXFP8)
     offset = symmetric_operand(comm, OP, x, plan.padded_width, plan.x_bytes)
     fill_addresses(comm, params["x_of"], offset)
@@ -147,7 +167,14 @@ def _launch(comm: Communicator, plan: BulkRsPlan, x: Any, a: Any, b: Any, out: A
     params["max_movers"], params["slices"], params["halved"] = plan.crew.max_movers, plan.slices, plan.halved
     params["into"] = into_number(c, accumulate)
     call = (plan.form.dtype, plan.rows, plan.width, offset)
-    comm.launch(OP, params, call, plan.counter_words, operands, kernel=plan.kernel)
+    if plan.form is MXFP8_FORMAT:
+        plain = mx_is_plain(comm, a) and mx_is_plain(comm, b)
+    else:
+        plain = is_plain(comm, a, plan.padded_m) and is_plain(comm, b, plan.padded_n)
+    plain = plain and is_plain(comm, out, plan.padded_width) and copy is None
+    if not (plain and (x.size == 0 or in_arena(comm, x, plan.padded_width))):
+        key = None
+    comm.launch(OP, params, call, plan.counter_words, operands, kernel=plan.kernel, key=key)
     hand_over(comm, rows, out, plan.padded_width)
     if copy is not None:
         bits(c)[...] = copy[:, : plan.n]

@@ -25,7 +25,7 @@ from .arguments import (
     result,
     result_address,
 )
-from .mx_arguments import fill_factor, mx_factors
+from .mx_arguments import fill_factor, mx_factors, mx_is_plain
 from .quantize import MxArray
 
 OP, PUSH = "gemm_rs", "gemm_rs_push"
@@ -168,9 +168,9 @@ def _launch_push(
     params["N"], params["K"], params["order"] = plan.padded_n, plan.padded_k, order
     params["band_tile_rows"], params["halved"], params["lead"] = plan.band_tile_rows, plan.halved, plan.lead
     call = (plan.form.dtype, plan.transport, plan.rows, plan.n, widths, plan.tile, order, offset)
-    placed = ((a, plan.padded_k), (b, plan.padded_k), (out, plan.padded_n))
-    mx = plan.form is MXFP8_FORMAT
-    if mx or plan.n != plan.padded_n or not all(is_plain(comm, *one) for one in placed):
+    k = plan.padded_k
+    plain = (mx_is_plain(comm, x) if plan.form is MXFP8_FORMAT else is_plain(comm, x, k) for x in (a, b))
+    if plan.n != plan.padded_n or not (is_plain(comm, out, plan.padded_n) and all(plain)):
         key = None  # a launch made again would find no copies of what was staged
     comm.launch(OP, params, call, plan.counter_words, operands, kernel=plan.kernel, key=key)
     hand_over(comm, c, out, plan.padded_n)

@@ -70,17 +70,28 @@ def mx_grid(comm: Communicator, kernel: str) -> Grid:
 # -- what peers read
 
 
+def mx_in_arena(comm: Communicator, x: MxArray) -> bool:
+    """Whether peers can read it where it lies."""
+    return None not in _offsets(comm, x)
+
+
+def _offsets(comm: Communicator, x: MxArray) -> tuple[int | None, int | None]:
+    """Of elements and scales in the arena; None: elsewhere."""
+    of, address_of = comm.arena.offset_of, comm.device.address_of
+    return of(address_of(x.elements), x.elements.nbytes), of(address_of(x.scales), x.scales.nbytes)
+
+
 def symmetric_copies(
     comm: Communicator, op: str, given: Sequence[tuple[MxArray, tuple[int, int]]]
 ) -> list[tuple[int, int]]:
     """Offsets in the arena of elements and scales of each MxArray: its own, or those of copies in the workspace of this
     call. With each goes the most lines and the greatest depth that it has on any rank."""
-    arena, address_of = comm.arena, comm.device.address_of
+    arena = comm.arena
     offsets: list[tuple[int, int]] = []
     copies: list[tuple[int, Any]] = []
     end = 0
     for x, (lines, depth) in given:
-        elements, scales = (arena.offset_of(address_of(part), part.nbytes) for part in (x.elements, x.scales))
+        elements, scales = _offsets(comm, x)
         if elements is None or scales is None:
             elements, scales = end, end + round_up(lines * depth, ALIGNED)
             end = scales + round_up(MXFP8_FORMAT.scales_nbytes(lines, depth), ALIGNED)
@@ -100,6 +111,13 @@ def fill_sources(comm: Communicator, elements: np.ndarray, scales: np.ndarray, o
 
 
 # -- what tiles of this rank read
+
+
+def mx_is_plain(comm: Communicator, x: MxArray, lines: int = 0) -> bool:
+    """Whether tiles can read it as it lies: fill_factor makes no copy."""
+    if x.values is not None:
+        return lines <= len(x.values)
+    return comm.device.multiplies_mxfp8 and lines <= x.lines
 
 
 def fill_factor(comm: Communicator, params: np.ndarray, name: str, place: str, x: MxArray, lines: int = 0) -> Matrix:
@@ -148,12 +166,16 @@ def fill_gathered_rows(comm: Communicator, params: np.ndarray, plan: Plan, own: 
     return [Matrix(values, plan.m, depth, depth, plan.tile.m)]
 
 
-def fill_columns(comm: Communicator, columns: np.ndarray, gathered: MxArray, own: MxArray) -> None:
-    """The struct MxColumns but for where peers' are; own columns are put into their place."""
-    starts = group_starts(gathered.groups)
-    first, end = starts[comm.rank], starts[comm.rank + 1]
+def keep_own_columns(comm: Communicator, own: MxArray, gathered: MxArray) -> None:
+    """Kernels gather peers' columns alone."""
+    first, end = group_starts(gathered.groups)[comm.rank : comm.rank + 2]
     gathered.elements[:, first:end] = own.elements
     gathered.scales[first // STEP : end // STEP] = own.scales
+
+
+def fill_columns(comm: Communicator, columns: np.ndarray, gathered: MxArray) -> None:
+    """The struct MxColumns but for where peers' are."""
+    starts = group_starts(gathered.groups)
     columns["gathered"] = comm.device.address_of(gathered.elements)
     columns["mx"]["scales"] = comm.device.address_of(gathered.scales)
     columns["first"][0] = [*starts, *[starts[-1]] * (columns["first"].shape[1] - len(starts))]

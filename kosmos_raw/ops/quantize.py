@@ -37,6 +37,16 @@ class MxArray:
     values: Any = None  # bf16 bits [lines rounded up to 8, depth] for tiles, where they multiply that: see `reused`
 
     @property
+    def parts(self) -> tuple[Any, ...]:
+        """The arrays that hold it."""
+        return (self.elements, self.scales) if self.values is None else (self.elements, self.scales, self.values)
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What they do not say themselves."""
+        return self.axis, self.shape, self.groups
+
+    @property
     def lines(self) -> int:
         return self.shape[1 - self.axis]
 

@@ -7,7 +7,7 @@ small layer. A training step makes the same calls again and again, on the same a
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from struct import pack_into
 from typing import Any
 
@@ -70,6 +70,16 @@ class Remembered:
         self._known.clear()
 
 
-def key_of(op: str, address_of: Callable[[Any], int], arrays: Sequence[Any], *options: Hashable) -> Hashable:
-    """Of a call: the same arrays, by place and shape and type, and the same options."""
-    return op, tuple((address_of(a), a.shape, a.strides, a.dtype) for a in arrays), options
+def parts_of(given: Any) -> Iterable[Any]:
+    """The arrays that an argument is made of: its `parts` (MxArray), or itself."""
+    return getattr(given, "parts", (given,))
+
+
+def key_of(op: str, address_of: Callable[[Any], int], given: Sequence[Any], *options: Hashable) -> Hashable:
+    """Of a call: the same arrays, by place and shape and type, and the same options. What has `parts` is known by these
+    and by its `form`."""
+    arrays = tuple(
+        (getattr(x, "form", None), tuple((address_of(a), a.shape, a.strides, a.dtype) for a in parts_of(x)))
+        for x in given
+    )
+    return op, arrays, options
