@@ -1,5 +1,6 @@
 """Operators under forced interleavings: builds tests/forced/forced_OP.cpp and plays histories.
 
+Many:           python tests/forced/forced.py OP --histories N
 To replay one:  python tests/forced/forced.py OP --setup NAME [--mutation M] [--without-fence F] --seed N
 """
 
@@ -17,7 +18,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))  # so that it runs as a script in a checkout
 
+from tqdm import tqdm  # noqa: E402
+
 from kosmos_raw.build import params, zig  # noqa: E402
+from kosmos_raw.plan.shapes import split_rows  # noqa: E402
 
 SYMPTOMS = tuple("WRONG_VALUE RACE OUTSIDE NARROW_SCOPE DEADLOCK ENDLESS CRASH WRONG_END TWO_WRITERS".split())
 
@@ -238,21 +242,31 @@ def play(
 def main() -> int:
     parser = argparse.ArgumentParser(description="Play forced interleavings; exits 0 when none is bad.")
     parser.add_argument("op", choices=OPS)
-    parser.add_argument("--setup", default="3-one_way-serial", help="as right() and amiss() in this file name them")
+    parser.add_argument("--setup", help="as right() and amiss() in this file name them (default: each of right())")
     parser.add_argument("--mutation", default="NONE")
     parser.add_argument("--without-fence", default="", metavar="NAME", help="as fences() names it")
     parser.add_argument("--narrow-fence", default="", metavar="NAME")
-    parser.add_argument("--histories", type=int, default=1000)
+    parser.add_argument("--histories", type=int, default=1000, help="of all setups together (default: 1000)")
     parser.add_argument("--seed", type=int, help="play this one history, and print what every WG did")
     a = parser.parse_args()
-    setup = dataclasses.replace(
-        setups(a.op)[a.setup], mutation=a.mutation, without_fence=a.without_fence, narrow_fence=a.narrow_fence
-    )
     one = a.seed is not None
-    result = play(setup, 1 if one else a.histories, a.seed or 0, log=one)
-    print(result)
-    print(f"{result.histories / result.seconds:.0f} histories/s, {result.steps / result.seconds / 1e6:.1f} M steps/s")
-    return result.bad > 0
+    if one and not a.setup:
+        parser.error("--seed is one history of one --setup")
+    known = setups(a.op)
+    if a.setup not in (None, *known):
+        parser.error(f"{a.op} has no setup {a.setup}; there are {', '.join(known)}")
+    changes = {"mutation": a.mutation, "without_fence": a.without_fence, "narrow_fence": a.narrow_fence}
+    chosen = [known[a.setup]] if a.setup else list(right(a.op).values())
+    shares = split_rows(1 if one else a.histories, len(chosen))
+    results = []
+    for setup, histories in zip(tqdm(chosen, desc=a.op, disable=None, leave=False), shares, strict=True):
+        results.append(play(dataclasses.replace(setup, **changes), histories, a.seed or 0, log=one))
+        if results[-1].bad:
+            print(results[-1])
+    count, bad, steps, seconds = (sum(getattr(r, n) for r in results) for n in ("histories", "bad", "steps", "seconds"))
+    print(f"{a.op}: {bad} bad of {count} histories of {len(results)} setups, {steps} steps")
+    print(f"{count / seconds:.0f} histories/s, {steps / seconds / 1e6:.1f} M steps/s")
+    return bad > 0
 
 
 if __name__ == "__main__":
