@@ -8,7 +8,7 @@ PIP = $(RUN) -m pip install --quiet --disable-pip-version-check
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow soak tsan lint bench wheel clean
+.PHONY: help demo test slow soak models tsan lint bench wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ slow: $(VENV)/.dev  ## tests that take minutes with a cold cache: moe_backward i
 
 soak: $(VENV)/.dev  ## every operator many times, on the CPU and emulated, with late ranks (an hour)
 	$(RUN) -m tests.soak
+
+models: $(VENV)/.dev  ## MoE layers of nine models, scaled down, forward and backward, on the CPU and emulated
+	$(RUN) -m tests.models
 
 tsan: $(VENV)/.dev  ## histories of every operator on threads under ThreadSanitizer (five minutes)
 	$(RUN) tests/forced/threads.py
