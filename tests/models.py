@@ -24,6 +24,7 @@ from kosmos_raw.checks.validate import merge
 from kosmos_raw.cli.shared import table
 from kosmos_raw.cli.validate_moe import LARGEST
 from kosmos_raw.numerics.moe.generators import ROUTINGS
+from kosmos_raw.plan.heuristics import DTYPES
 from kosmos_raw.plan.moe.config import MoEConfig, models
 
 CHECKS = {"moe_forward": moe.run, "moe_backward": moe_backward.run}
@@ -39,6 +40,7 @@ class Row:
 
     device: str
     op: str
+    dtype: str  # of experts' products
     model: str
     hidden: int
     expert_width: int
@@ -58,14 +60,14 @@ class Row:
     problem: str  # the first one; nothing: passed
 
 
-def case_of(model: str, scale: int, tokens: tuple[int, ...], routing: str, rings: str, repeats: int) -> moe.MoeCase:
+def case_of(model: str, scale: int, tokens: tuple[int, ...], routing: str, **options: Any) -> moe.MoeCase:
     """A layer scaled down, with an expert for each rank if the model has so many, and the first draw that can be as
     skewed as asked: few experts on few ranks often cannot."""
     whole = MoEConfig.named(model)
     small = whole.scaled(scale)
     config = replace(small, experts=max(small.experts, min(whole.experts, len(tokens))))
     for seed in range(DRAWS):
-        case = moe.MoeCase(config, tokens, routing, rings, iters=1, repeats=repeats, seed=seed)
+        case = moe.MoeCase(config, tokens, routing, iters=1, seed=seed, **options)
         try:
             case.inputs(0)
         except ValueError:
@@ -87,12 +89,12 @@ def run(device: str, op: str, model: str, case: moe.MoeCase) -> Row:
     sizes = (c.hidden, c.expert_width, c.shared_width, c.experts, c.top_k)
     tokens = " ".join(map(str, case.tokens))
     how = (case.ranks, tokens, case.routing, case.rings, case.seed, case.repeats)
-    return Row(device, op, model, *sizes, *how, *found, round(time.perf_counter() - start, 1), problem)
+    return Row(device, op, case.dtype, model, *sizes, *how, *found, round(time.perf_counter() - start, 1), problem)
 
 
 def summary(rows: Iterable[Row]) -> str:
     """A line a device, operator and model."""
-    header = ["device", "operator", "model", "H", "I", "shared", "E", "k", "ranks", "routing", "cases"]
+    header = ["device", "operator", "dtype", "model", "H", "I", "shared", "E", "k", "ranks", "routing", "cases"]
     header += ["relative error", "of the bound", "bits", "result"]
 
     def words(values: Iterable[Any]) -> str:
@@ -100,7 +102,7 @@ def summary(rows: Iterable[Row]) -> str:
 
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row.device, row.op, row.model), []).append(row)
+        groups.setdefault((row.device, row.op, row.dtype, row.model), []).append(row)
     lines = []
     for key, every in groups.items():
         one, bad = every[0], [row for row in every if row.problem]
@@ -117,6 +119,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--devices", nargs="+", choices=RANKS, default=list(RANKS))
     parser.add_argument("--ops", nargs="+", choices=CHECKS, default=list(CHECKS))
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of experts' products (default: bf16)")
     parser.add_argument("--models", nargs="+", choices=models(), default=list(models()), metavar="MODEL")
     parser.add_argument("--ranks", nargs="+", type=int, help="(default: 2 4, and 8 on the CPU)")
     parser.add_argument("--routings", nargs="+", choices=ROUTINGS, default=["balanced", "skewed"])
@@ -144,7 +147,8 @@ def main() -> int:
         for device, op, model, ranks, routing in (bar := tqdm(todo, disable=None)):
             bar.set_description(f"{device} {op} {model} {ranks} ranks {routing}")
             tokens = tuple(max(0, (a.tokens or TOKENS[device]) - q) for q in range(ranks))
-            case = case_of(model, a.scale, tokens, routing, a.rings, a.repeats)
+            options = {"rings": a.rings, "repeats": a.repeats, "dtype": a.dtype}
+            case = case_of(model, a.scale, tokens, routing, **options)
             rows.append(run(device, op, model, case))
             out.writerow([getattr(rows[-1], f.name) for f in fields(Row)])
             file.flush()

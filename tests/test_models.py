@@ -55,5 +55,5 @@ def test_a_case_that_fails_is_said_and_others_go_on(check, problem, run, monkeyp
 def test_every_model_can_be_skewed():
     for ranks in (2, 4, 8):
         for model in names():
-            case = models.case_of(model, 32, (3,) * ranks, "skewed", "default", 1)
+            case = models.case_of(model, 32, (3,) * ranks, "skewed")
             assert case.config.experts >= min(ranks, names()[model].experts)
