@@ -29,7 +29,6 @@ from kosmos_raw.plan.moe.config import MoEConfig, models
 
 CHECKS = {"moe_forward": moe.run, "moe_backward": moe_backward.run}
 RANKS = {"cpu": (2, 4, 8), "emulated": (2, 4)}
-TOKENS = {"cpu": 128, "emulated": 32}
 DRAWS = 20
 WORKGROUPS = 4  # of a rank: threads, here and in the emulator
 
@@ -125,9 +124,7 @@ def main() -> int:
     parser.add_argument("--routings", nargs="+", choices=ROUTINGS, default=["balanced", "skewed"])
     parser.add_argument("--rings", choices=moe.RINGS, default="smallest", help="as of validate (default: smallest)")
     parser.add_argument("--scale", type=int, default=32, help="divides the models' sizes (default: 32)")
-    parser.add_argument(
-        "--tokens", type=int, help="of rank 0; each next rank has one fewer (default: 128, emulated 32)"
-    )
+    parser.add_argument("--tokens", type=int, default=48, help="of rank 0; each next rank has one fewer (default: 48)")
     parser.add_argument("--repeats", type=int, default=2, help="of each case, of equal bits (default: 2)")
     parser.add_argument("--csv", type=Path, default=Path("out/models.csv"), help="(default: out/models.csv)")
     a = parser.parse_args()
@@ -146,7 +143,7 @@ def main() -> int:
         out.writerow([f.name for f in fields(Row)])
         for device, op, model, ranks, routing in (bar := tqdm(todo, disable=None)):
             bar.set_description(f"{device} {op} {model} {ranks} ranks {routing}")
-            tokens = tuple(max(0, (a.tokens or TOKENS[device]) - q) for q in range(ranks))
+            tokens = tuple(max(0, a.tokens - q) for q in range(ranks))
             options = {"rings": a.rings, "repeats": a.repeats, "dtype": a.dtype}
             case = case_of(model, a.scale, tokens, routing, **options)
             rows.append(run(device, op, model, case))
