@@ -18,6 +18,7 @@ from kosmos_raw.build.params import EVENTS, KINDS
 from kosmos_raw.cli import trace as cli_trace
 from kosmos_raw.cli.main import main
 from kosmos_raw.trace import (
+    MOE_BACKWARD_PHASES,
     MOE_FORWARD_PHASES,
     Span,
     Trace,
@@ -295,12 +296,36 @@ def test_summary_has_exact_numbers():
         ("mover", 1, 1, 40, 10),
         ("other", 1, 1, 1, 30),
     ]
+    assert [(k.kind, k.role, k.wgs, k.works, k.working, k.waiting) for k in s.kinds] == [
+        ("tile", "builder", 3, 3, 40 + 58 + 58, 5 + 2 + 2),
+        ("pull", "mover", 1, 1, 40, 10),
+        ("drain", "other", 1, 1, 1, 30),
+    ]
+    assert "by kind" not in s.text()  # it would say what "by role" says
     assert [(x.rank, x.wg, x.t, x.old, x.new) for x in s.switches] == [(0, 0, 55, "mover", "builder")]
     data = json.loads(json.dumps(s.as_dict()))
     assert data["ranks"][0]["shares"]["building"] == 98 / 280 and sum(data["shares"].values()) == pytest.approx(1)
     words = s.text()
     assert words.startswith("2 ranks, 3 WGs, 1092 s from first claim to last end")
     assert "mover to builder" in words and "not whole" not in words
+
+
+def test_kinds_of_a_role_are_told_apart():
+    gemm, dgrad = KINDS.index("gemm1"), KINDS.index("dgrad2")
+    rows = [
+        [*work((gemm, 0, 0, 0), 0, 2, 10), *work((dgrad, 0, 0, 0), 10, 13, 20), *work((dgrad, 0, 1, 0), 20, 20, 24)],
+        work((dgrad, 0, 2, 0), 4, 9, 15),
+    ]
+    rows = [[*((t + 1, e, w) for t, e, w in row), (30, CLAIMED, LEFT)] for row in rows]
+    s = summarise(decode([raw(rows, 12)], 1.0))
+    assert [(k.kind, k.wgs, k.works, k.working, k.waiting) for k in s.kinds] == [
+        ("dgrad2", 2, 3, 7 + 4 + 6, 3 + 5),
+        ("gemm1", 1, 1, 8, 2),
+    ]
+    (builder, *_) = s.roles
+    assert (builder.wgs, builder.works, builder.working, builder.waiting) == (2, 4, 25, 10)
+    lines = s.text().split("by kind")[1].splitlines()
+    assert lines[1].split() == ["dgrad2", "2", "3", "29.3", "%", "13.8", "%", "5.67", "s"]  # of two WGs' 29 seconds
 
 
 def test_switches_both_ways_are_all_found():
@@ -467,6 +492,24 @@ def test_moe_forward_is_drawn_by_its_phases(tmp_path, fonts, capsys, monkeypatch
     assert set(MOE_FORWARD_PHASES) <= _labels(figure) and "rank 0" not in _labels(figure)
     plain = draw_timeline(trace)
     assert "rank 0" in _labels(plain) and not set(MOE_FORWARD_PHASES) & _labels(plain)
+
+
+def test_moe_backward_is_drawn_by_its_phases(tmp_path, fonts, capsys, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(cli_trace, "draw_timeline", lambda *a, **k: drawn.append(draw_timeline(*a, **k)))
+    small = "--device cpu --mode threads --ranks 2 --model DeepSeek-V3 --scale 64 --tokens 70 --workgroups 3"
+    png = tmp_path / "moe.png"
+    assert main(["trace", "moe_backward", *small.split(), "--rings", "smallest", "--png", str(png)]) == 0
+    text = capsys.readouterr().out
+    kinds = {line.split()[0] for line in text.split("by kind")[1].split("role switches")[0].splitlines()[1:] if line}
+    wanted = (
+        "plan push gemm1 dgrad2 wgrad2 wgrad1 dgrad1 send fold dweight shared_d2 shared_w2 shared_w1 own_dx router_dw"
+    )
+    assert set(wanted.split()) <= kinds, kinds  # gemm1: of rounds that are replayed
+    assert kinds.isdisjoint({"route", "gemm2", "topk"})  # its forward is not in it
+    assert set(MOE_BACKWARD_PHASES) <= _labels(drawn[0]) and png.read_bytes()[:4] == b"\x89PNG"
+    of_phases = {kind for kinds in MOE_BACKWARD_PHASES.values() for kind in kinds}
+    assert {kind for kind in kinds if kind in ROLES} == of_phases & kinds  # no mover or builder without a colour
 
 
 def _labels(figure):

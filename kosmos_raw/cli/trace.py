@@ -9,7 +9,7 @@ from ..checks import moe, tracing
 from ..checks.operators import Case
 from ..checks.validate import arena_bytes
 from ..ranks.launch import launch
-from ..trace import MOE_FORWARD_PHASES, Trace, decode, draw_timeline, summarise, write_perfetto
+from ..trace import MOE_BACKWARD_PHASES, MOE_FORWARD_PHASES, Trace, decode, draw_timeline, summarise, write_perfetto
 from . import validate_moe
 from .shared import (
     OPS,
@@ -21,9 +21,11 @@ from .shared import (
     print_json,
 )
 
+PHASES = {validate_moe.OP: MOE_FORWARD_PHASES, validate_moe.BACKWARD: MOE_BACKWARD_PHASES}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("op", choices=(*OPS, validate_moe.OP))
+    parser.add_argument("op", choices=(*OPS, *PHASES))
     add_group_arguments(parser)
     add_shape_arguments(parser, m=2048, n=512, k=512)
     parser.add_argument("-o", "--output", type=Path, metavar="JSON", help="Perfetto file, for ui.perfetto.dev")
@@ -33,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     validate_moe.add_arguments(parser)
 
 
-def record(case: Case | moe.MoeCase, options: dict, events: int) -> Trace:
-    """The trace of one call of `case` on all ranks."""
-    results = launch(tracing.run, case, events, **options)
+def record(case: Case | moe.MoeCase, options: dict, events: int, backward: bool = False) -> Trace:
+    """The trace of one call of `case` on all ranks; `backward`: of an MoE layer's."""
+    results = launch(tracing.run, case, events, backward, **options)
     _, tick_hz, rows_per_wg = results[0]
     return decode([raw for raw, _, _ in results], tick_hz, rows_per_wg=rows_per_wg)
 
@@ -47,22 +49,22 @@ def title(op: str, case: Case, device: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     case: Case | moe.MoeCase
-    if args.op == validate_moe.OP:
-        case, phases = validate_moe.case_of(args), MOE_FORWARD_PHASES
+    if args.op in PHASES:
+        case = validate_moe.case_of(args)
         options = launch_options(args, moe.arena_bytes(case, validate_moe.LARGEST))
         heading = validate_moe.title(case, args)
     else:
-        case, phases = case_of(args), None
+        case = case_of(args)
         options = launch_options(args, arena_bytes([case]))
         heading = title(args.op, case, args.device)
-    trace = record(case, options, args.events)
+    trace = record(case, options, args.events, args.op == validate_moe.BACKWARD)
     if not is_first_process():
         return 0
     summary = summarise(trace)
     if args.output:
         write_perfetto(trace, args.output)
     if args.png:
-        draw_timeline(trace, args.png, title=heading, phases=phases)
+        draw_timeline(trace, args.png, title=heading, phases=PHASES.get(args.op))
     if args.json:
         print_json(summary.as_dict())
     else:

@@ -1,4 +1,4 @@
-"""Where the time of a launch went: numbers for each role, rank and WG, as data and as a table in plain words."""
+"""Where the time of a launch went: for each role, kind of work, rank and WG, as data and as tables in plain words."""
 
 from __future__ import annotations
 
@@ -62,6 +62,13 @@ class RoleTimes:
 
 
 @dataclass(slots=True)
+class KindTimes(RoleTimes):
+    """What was done of one kind of work."""
+
+    kind: str = ""  # a name of build.params.KINDS
+
+
+@dataclass(slots=True)
 class RoleSwitch:
     rank: int
     wg: int
@@ -75,6 +82,7 @@ class WgSummary:
     wg: int
     times: Times
     roles: list[RoleTimes]  # builder, mover, other
+    kinds: list[KindTimes]  # that it did, by role, then by name
 
 
 @dataclass(slots=True)
@@ -83,6 +91,7 @@ class RankSummary:
     makespan: float  # from the first claim on this rank to the end of its last WG
     times: Times
     roles: list[RoleTimes]
+    kinds: list[KindTimes]
     wgs: list[WgSummary]
 
 
@@ -93,6 +102,7 @@ class Summary:
     makespan: float  # from the first claim of any rank to the end of the last WG
     times: Times
     roles: list[RoleTimes]
+    kinds: list[KindTimes]
     ranks: list[RankSummary]
     switches: list[RoleSwitch]  # by time
     notes: list[str] = field(default_factory=list)  # what is missing from the trace
@@ -123,6 +133,7 @@ def summarise(trace: Trace) -> Summary:
         makespan=trace.makespan,
         times=_sum_times(r.times for r in ranks),
         roles=_sum_roles(r.roles for r in ranks),
+        kinds=_sum_kinds(r.kinds for r in ranks),
         ranks=ranks,
         switches=switches,
         notes=trace.notes(),
@@ -139,27 +150,30 @@ def _rank(rank: RankTrace) -> RankSummary:
         makespan=end - first,
         times=_sum_times(w.times for w in wgs),
         roles=_sum_roles(w.roles for w in wgs),
+        kinds=_sum_kinds(w.kinds for w in wgs),
         wgs=wgs,
     )
 
 
 def _wg(wg: WgTrace, rank_first: float, rank_end: float) -> WgSummary:
     times = Times()
-    roles = {role: RoleTimes(role) for role in ROLE_ORDER}
+    kinds = {span.kind: KindTimes(span.role, wgs=1, kind=span.kind) for span in wg.spans}
     for segment in wg.segments():
         seconds = segment.end - segment.start
-        role = segment.span.role if segment.span else "other"
-        if segment.state == "claiming":
+        if segment.state == "claiming" or segment.span is None:
             times.claiming += seconds
         elif segment.state == "waiting":
-            times.waiting += seconds
-            roles[role].waiting += seconds
+            kinds[segment.span.kind].waiting += seconds
         else:
-            roles[role].working += seconds
-    times.building, times.moving, times.other = (roles[role].working for role in ROLE_ORDER)
+            kinds[segment.span.kind].working += seconds
     for span in wg.spans:
-        roles[span.role].wgs = 1
-        roles[span.role].works += span.t_done is not None
+        kinds[span.kind].works += span.t_done is not None
+    roles = {role: RoleTimes(role) for role in ROLE_ORDER}
+    for of_kind in kinds.values():
+        roles[of_kind.role].add(of_kind)
+        roles[of_kind.role].wgs = 1
+    times.building, times.moving, times.other = (roles[role].working for role in ROLE_ORDER)
+    times.waiting = sum(role.waiting for role in roles.values())
     if wg.t_first is None or wg.t_end is None:
         times.unseen = rank_end - rank_first
     else:
@@ -168,7 +182,7 @@ def _wg(wg: WgTrace, rank_first: float, rank_end: float) -> WgSummary:
             times.unseen = rank_end - wg.t_end
         else:
             times.idle = rank_end - wg.t_end
-    return WgSummary(wg.wg, times, list(roles.values()))
+    return WgSummary(wg.wg, times, list(roles.values()), _sum_kinds([list(kinds.values())]))
 
 
 def _sum_times(parts: Iterable[Times]) -> Times:
@@ -184,6 +198,14 @@ def _sum_roles(parts: Iterable[list[RoleTimes]]) -> list[RoleTimes]:
         for total, more in zip(out, part, strict=True):
             total.add(more)
     return out
+
+
+def _sum_kinds(parts: Iterable[list[KindTimes]]) -> list[KindTimes]:
+    out: dict[str, KindTimes] = {}
+    for part in parts:
+        for more in part:
+            out.setdefault(more.kind, KindTimes(more.role, kind=more.kind)).add(more)
+    return sorted(out.values(), key=lambda k: (ROLE_ORDER.index(k.role), k.kind))
 
 
 def pretty(seconds: float) -> str:
@@ -211,14 +233,11 @@ def _text(s: Summary) -> str:
         table.append(["all", str(num_wgs), *(_percent(shares[c]) for c in columns), pretty(s.makespan)])
     lines += ["", *_aligned(table)]
 
-    table = [["by role", "WGs", "works", "working", "waiting", "one work takes"]]
-    for role in s.roles:
-        if role.wgs:
-            mean = pretty(role.working / role.works) if role.works else "-"
-            total = s.times.total
-            shares_of = [_percent(t / total if total else 0.0) for t in (role.working, role.waiting)]
-            table.append([role.role, str(role.wgs), str(role.works), *shares_of, mean])
+    columns = ["WGs", "works", "working", "waiting", "one work takes"]
+    table = [["by role", *columns], *(_done(r.role, r, s.times.total) for r in s.roles if r.wgs)]
     lines += ["", *_aligned(table)]
+    if len(s.kinds) >= len(table):  # or both would say the same
+        lines += ["", *_aligned([["by kind", *columns], *(_done(k.kind, k, s.times.total) for k in s.kinds)])]
 
     table = [["role switches", "WGs", "switches", "first", "median", "last"]]
     for old, new in (("mover", "builder"), ("builder", "mover")):
@@ -231,6 +250,12 @@ def _text(s: Summary) -> str:
     if s.notes:
         lines += ["", "this trace is not whole:", *(f"  {note}" for note in s.notes)]
     return "\n".join(lines)
+
+
+def _done(name: str, t: RoleTimes, total: float) -> list[str]:
+    mean = pretty(t.working / t.works) if t.works else "-"
+    shares = [_percent(seconds / total if total else 0.0) for seconds in (t.working, t.waiting)]
+    return [name, str(t.wgs), str(t.works), *shares, mean]
 
 
 def count(n: int, what: str) -> str:

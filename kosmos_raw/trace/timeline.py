@@ -34,6 +34,14 @@ MOE_FORWARD_PHASES: Phases = {
     "shared expert": ("shared1", "shared2"),
     "fold": ("fold",),
 }
+MOE_BACKWARD_PHASES: Phases = {
+    "dOut to experts (moves), pre again and dpre (builds)": ("push", "gemm1", "dgrad2"),
+    "dX: back (moves), made (builds)": ("send", "dgrad1"),
+    "experts' weights": ("wgrad2", "wgrad1"),
+    "shared expert": ("shared_d2", "shared_w2", "shared_w1"),
+    "router and own dX": ("router_dw", "own_dx"),
+    "fold": ("fold",),
+}
 
 Bar = tuple[float, float, float]  # start, length, row
 
@@ -279,8 +287,8 @@ def _head(
         ("other", "other", Patch(facecolor=OTHER_COLOUR)),
     ):
         kinds = sorted({s.kind for s in spans if s.role == role})
-        if kinds:
-            what.append((patch, f"{verb} ({', '.join(kinds)})"))
+        if kinds:  # a layer's are too many for one line; phases say what they are
+            what.append((patch, f"{verb} ({', '.join(kinds)})" if phases is None or role == "other" else verb))
     what.append((Line2D([], [], color=WAIT_COLOUR, linewidth=2.5), "waits"))
     if any(wg.switches() for r in ranks for wg in r.wgs):
         tick = Line2D([], [], color="black", marker="|", markersize=11, markeredgewidth=1.5, linestyle="none")
