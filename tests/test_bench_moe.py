@@ -1,13 +1,17 @@
-"""bench moe_forward, but for what needs GPUs: layers that it makes, what it takes for equal, its files and tables."""
+"""bench moe_forward and bench moe_backward, but for what needs GPUs: layers that they make, their checks (on the CPU
+device, beside PyTorch's CPU tensors where it is installed), files and tables."""
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from kosmos_raw.bench import cuda_moe
+from kosmos_raw.bench import checking, cuda_moe, cuda_moe_backward, moe_rows
+from kosmos_raw.bench.moe_peer import MoePeer
 from kosmos_raw.cli.main import main
 from kosmos_raw.device.base import Tile
 from kosmos_raw.plan.moe.config import MoEConfig, models
@@ -78,3 +82,64 @@ def test_files_give_back_what_was_measured(tmp_path, capsys) -> None:
 def test_the_cpu_has_nothing_to_compare_with(capsys) -> None:
     assert main(["bench", "moe_forward", "--device", "cpu"]) != 0
     assert "needs --device cuda" in capsys.readouterr().err
+
+
+class Exchange:
+    """What the peer asks of a process group, through what the ranks' processes exchange on the host."""
+
+    def __init__(self, comm):
+        self.comm = comm
+
+    def get_world_size(self):
+        return self.comm.ranks
+
+    def all_to_all_single(self, output, given, received=None, sent=None):
+        sizes = sent or [len(given) // self.comm.ranks] * self.comm.ranks
+        everywhere = self.comm.allgather([part.clone() for part in given.split(sizes)])
+        at = 0
+        for parts in everywhere:
+            part = parts[self.comm.rank]
+            output[at : at + len(part)] = part
+            at += len(part)
+        assert at == len(output)
+
+
+def checked(comm, op, config, tokens, variants, spoil=None):
+    """What `measure` does before it times, and one call of all that it would time, in order. Returns how much of what is
+    allowed was used, and what was timed."""
+    import torch
+
+    device = SimpleNamespace(
+        zeros=np.zeros,
+        random=SimpleNamespace(standard_normal=lambda shape, dtype: np.random.standard_normal(shape).astype(dtype)),
+    )
+
+    def normal(xp, *given):  # CuPy's generator takes a dtype, NumPy's does not
+        return checking.normal(device, *given)
+
+    for module in (cuda_moe, cuda_moe_backward):
+        module.normal = normal
+
+    class OnCpu(cuda_moe_backward.PROBLEMS[op]):
+        place = "cpu"
+
+        def give_memory_back(self):
+            pass
+
+    problem = OnCpu(comm, torch, Exchange(comm), "tiny", config, tokens, 5)
+    for name, options in variants.items():
+        problem.make_layer(name, options)
+    if spoil:
+        spoil(problem)
+    used = problem.check(2)
+    sizes = problem.make_peer().sizes(problem.make_peer().route(problem.tensor(problem.x)).ids.flatten())
+    todo = {name: problem.ours(layer) for name, layer in problem.layers.items()}
+    for fold in MoePeer.FOLDS:
+        todo |= {f"{fold}: {name}": t for name, t in problem.peers(problem.make_peer(fold=fold), sizes).items()}
+    for timed in todo.values():
+        for _ in range(2):
+            if timed.before:
+                timed.before()
+            timed.call()
+    comm.synchronize()
+    return used, {name: timed.before is not None for name, timed in todo.items()}

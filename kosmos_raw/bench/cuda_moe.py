@@ -1,4 +1,5 @@
-"""moe_forward on CUDA GPUs beside an unfused layer (moe_peer.py): nine models, with as many experts a GPU as in EP 8.
+"""MoE layers on CUDA GPUs beside unfused ones (moe_peer.py): nine models, with as many experts a GPU as in EP 8. Here
+moe_forward; moe_backward and whole steps are in cuda_moe_backward.py.
 
 One process and one GPU a rank; weights and tokens are made on the device. The results are compared on poisoned memory
 before anything is timed; then all variants run in each round, in shuffled order, on the same data.
@@ -6,13 +7,12 @@ before anything is timed; then all variants run in each round, in shuffled order
 
 from __future__ import annotations
 
-import csv
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,52 +26,17 @@ from ..plan.moe.sizes import CAPACITY, Rings, default_rings, tables
 from ..ranks.communicator import POISON, Communicator
 from .checking import normal
 from .cuda_ops import PLANNED, Options, alternate, torch_group
-from .moe_peer import MoePeer, PeerWeights
+from .moe_peer import MoePeer, PeerWeights, Sizes
+from .moe_rows import CROSSINGS, KNOWN, PRODUCTS, UNFUSED, MoeRow, write_csv
 
-UNFUSED, KNOWN, PRODUCTS = "unfused", "unfused, sizes known", "products alone"
-PEERS = (UNFUSED, KNOWN, PRODUCTS)
 EP = 8  # ranks of the paper, of which each has an equal part of a model's experts
 # Largest |ours - peer's| / (|peer's| + rms of its row), and norm of the difference over that of the result. Both round
 # pre, h, y and out to BF16, from sums in another order: off by 2^-8 now and then, of which a row of y collects some.
 ELEMENT_OFF, NORM_OFF = 2.0**-5, 2.0**-7
-SLEEP_CYCLES = {"single": 4_000_000, "steady": 16_000_000}  # 2 and 8 ms: a peer makes 50 launches
+SLEEP_CYCLES = {"single": 4_000_000, "steady": 16_000_000}  # 2 and 8 ms: a peer's forward makes 50 launches
 MODES = {"single": 1, "steady": 5}  # calls between two events
+OF_BACKWARD = ("recompute", "round_rows")  # options of a layer that no forward's plan knows
 ROUTED_ALIKE = 0.99  # of the tokens: the others have keys that FP32 sums in another order turn round
-
-
-@dataclass
-class MoeRow:
-    """One model: milliseconds of the slowest rank, median over rounds, by (variant, mode)."""
-
-    model: str
-    ranks: int
-    tokens: int
-    hidden: int
-    expert_width: int
-    experts: int  # of all ranks
-    top_k: int
-    shared_width: int
-    largest_off: float  # of what ELEMENT_OFF allows
-    link_ms: float  # dispatch and combine of the rank with most of it, at the rate that was measured for pushes
-    ms: dict[tuple[str, str], float]
-    samples: dict[tuple[str, str], list[float]] = field(repr=False)
-    variants: tuple[str, ...] = (PLANNED,)  # ours
-
-    def summary(self) -> str:
-        times = ", ".join(f"{variant} ({mode}) {ms:.3f}" for (variant, mode), ms in sorted(self.ms.items()))
-        return f"{self.model}: at {self.largest_off:.2f} of what rounding allows; ms: {times}"
-
-    def tflops(self, variant: str, mode: str) -> float:
-        """Of a rank, in its products; the router is not counted."""
-        width = self.top_k * self.expert_width + self.shared_width
-        return 6 * self.tokens * self.hidden * width / self.ms[variant, mode] / 1e9
-
-    def over(self, peer: str, mode: str, variant: str = PLANNED) -> float:
-        return self.ms[peer, mode] / self.ms[variant, mode]
-
-    def of_bound(self, mode: str, variant: str = PLANNED) -> float:
-        """No call can be faster: link, or products as PyTorch makes them, whichever takes longer."""
-        return max(self.link_ms, self.ms[PRODUCTS, mode]) / self.ms[variant, mode]
 
 
 def config_for(model: str, ranks: int, scale: int = 1) -> MoEConfig:
@@ -82,13 +47,12 @@ def config_for(model: str, ranks: int, scale: int = 1) -> MoEConfig:
 
 def layer_options(options: Options) -> dict[str, Any]:
     """Keyword arguments of MoELayer, of a variant like movers=8,senders=64,pull=1,policy=fixed."""
-    known = {"policy", "pull", "pad", "movers", "senders", "crew", "crew_tiles", "capacity", "y_steps"}
+    known = {"policy", "pull", "pad", "movers", "senders", "crew", "crew_tiles", "capacity", "y_steps", *OF_BACKWARD}
     if wrong := set(options) - known:
-        raise ValueError(f"bench moe_forward: variants of {', '.join(sorted(wrong))}, want {', '.join(sorted(known))}")
+        raise ValueError(f"bench {OP}: variants of {', '.join(sorted(wrong))}, want {', '.join(sorted(known))}")
     crews = {f.name: options[f.name] for f in fields(Crews) if f.name in options}
     rest = {name: value for name, value in options.items() if name not in {*crews, "capacity", "y_steps"}}
-    if "pull" in rest:
-        rest["pull"] = bool(rest["pull"])
+    rest |= {name: bool(rest[name]) for name in ("pull", "recompute") if name in rest}
     if crews:
         rest["crews"] = Crews(**{"movers": 0, "senders": 0} | crews)
     return rest
@@ -104,8 +68,16 @@ def rings_of(options: Options, config: MoEConfig, ranks: int, tokens: int, tile:
     return replace(rings, y_slots=y_slots)
 
 
+class Timed(NamedTuple):
+    """What is timed, and what each call wants done before."""
+
+    call: Callable[[], Any]
+    before: Callable[[], Any] | None = None
+
+
 def run(
     comm: Communicator,
+    problem: type[Problem],
     todo: Sequence[tuple[str, MoEConfig]],
     tokens: int,
     variants: Mapping[str, Options],
@@ -120,9 +92,9 @@ def run(
     with torch_group(comm, port) as (torch, dist):
         rows = []
         for model, config in todo:
-            problem = Problem(comm, torch, dist, model, config, tokens, seed)
-            rows.append(problem.measure({PLANNED: {}} | dict(variants), rounds, repeats))
-            problem.free()
+            of_model = problem(comm, torch, dist, model, config, tokens, seed)
+            rows.append(of_model.measure({PLANNED: {}} | dict(variants), rounds, repeats))
+            of_model.free()
             if comm.rank == 0:
                 print(rows[-1].summary(), file=sys.stderr, flush=True)
                 if path:
@@ -131,7 +103,11 @@ def run(
 
 
 class Problem:
-    """One layer: data on this rank, ours and the peer's."""
+    """One layer: data on this rank, ours and the peer's. Its forward is what is timed."""
+
+    op = OP
+    place = "cuda"  # of tensors
+    launches = 1  # a peer's, in those of a forward
 
     def __init__(
         self, comm: Communicator, torch: Any, dist: Any, model: str, config: MoEConfig, tokens: int, seed: int
@@ -144,7 +120,7 @@ class Problem:
         self.router = normal(xp, config.experts + config.gated_shared, H, H**-0.5)
         self.shared_gate_up = normal(xp, 2 * S, H, H**-0.5) if S else None
         self.shared_down = normal(xp, H, S, S**-0.5) if S else None
-        self.bias = xp.random.uniform(-0.01, 0.01, config.experts, np.float32) if config.expert_bias else None
+        self.bias = xp.random.uniform(-0.01, 0.01, config.experts).astype(np.float32) if config.expert_bias else None
         xp.random.seed(seed * 64 + 1 + comm.rank)
         self.x = normal(xp, tokens, H)
         self.gate_up = normal(xp, own * 2 * width, H, H**-0.5).reshape(own, 2 * width, H)
@@ -154,37 +130,39 @@ class Problem:
 
     def tensor(self, array: Any) -> Any:
         if array is None or array.dtype == np.float32:
-            return None if array is None else self.torch.as_tensor(array, device="cuda")
-        return self.torch.as_tensor(array.view(np.int16), device="cuda").view(self.torch.bfloat16)
+            return None if array is None else self.torch.as_tensor(array, device=self.place)
+        return self.torch.as_tensor(array.view(np.int16), device=self.place).view(self.torch.bfloat16)
 
-    def make_layer(self, name: str, options: Options) -> None:
+    def weights(self) -> MoEWeights:
         router, gate = self.router[: self.config.experts], None
         if self.config.gated_shared:
             gate = self.router[self.config.experts]
-        weights = MoEWeights(router, self.gate_up, self.down, self.shared_gate_up, self.shared_down, gate, self.bias)
+        return MoEWeights(router, self.gate_up, self.down, self.shared_gate_up, self.shared_down, gate, self.bias)
+
+    def make_layer(self, name: str, options: Options) -> None:
+        weights = self.weights()
         tile = self.comm.kernel(OP).tile
         rings = rings_of(options, self.config, self.comm.ranks, len(self.x), tile)
         layer = MoELayer(self.comm, self.config, weights, tokens=len(self.x), rings=rings, **layer_options(options))
         for other in self.layers.values():
             layer.weights = other.weights  # one copy is enough
         self.layers[name] = layer
-        self.xp.get_default_memory_pool().free_all_blocks()
+        self.give_memory_back()
 
-    def make_peer(self, fold: str) -> MoePeer:
+    def make_peer(self, **options: Any) -> MoePeer:
         parts = (self.router, self.gate_up, self.down, self.shared_gate_up, self.shared_down, self.bias)
-        return MoePeer(self.torch, self.dist, self.config, PeerWeights(*map(self.tensor, parts)), fold)
+        return MoePeer(self.torch, self.dist, self.config, PeerWeights(*map(self.tensor, parts)), **options)
 
     def measure(self, variants: Mapping[str, Options], rounds: int, repeats: int) -> MoeRow:
         for name, options in variants.items():
             self.make_layer(name, options)
-        x, largest = self.tensor(self.x), self.check(repeats)
-        folds = {fold: self.make_peer(fold) for fold in MoePeer.FOLDS}
-        trial = self._alternate({fold: lambda peer=peer: peer(x) for fold, peer in folds.items()}, 1, {"single": 1})
-        peer = folds[min(folds, key=lambda fold: trial[fold, "single"][-1])]
-        sizes = peer.sizes(peer.route(x)[0].flatten())
-        todo: dict[str, Any] = {UNFUSED: lambda: peer(x), KNOWN: lambda: peer(x, sizes), PRODUCTS: peer.alone(x)}
-        for name, layer in self.layers.items():
-            todo[name] = lambda layer=layer: layer.forward(self.x, out=self.out)
+        largest = self.check(repeats)
+        folds = {fold: self.make_peer(fold=fold) for fold in MoePeer.FOLDS}
+        sizes = folds[MoePeer.FOLDS[0]].sizes(folds[MoePeer.FOLDS[0]].route(self.tensor(self.x)).ids.flatten())
+        of_fold = {fold: self.peers(peer, sizes) for fold, peer in folds.items()}
+        trial = self._alternate({fold: found[UNFUSED] for fold, found in of_fold.items()}, 1, {"single": 1})
+        todo = of_fold[min(folds, key=lambda fold: trial[fold, "single"][-1])]
+        todo |= {name: self.ours(layer) for name, layer in self.layers.items()}
         samples = self._alternate(todo, rounds, MODES)
         crossing = [n for q, n in enumerate(sizes.sent) if q != self.comm.rank]
         most = max(self.comm.allgather(sum(crossing))) * self.config.hidden * 2
@@ -192,18 +170,29 @@ class Problem:
         assert link is not None
         return MoeRow(
             self.model, self.comm.ranks, len(self.x), c.hidden, c.expert_width, c.experts, c.top_k, c.shared_width,
-            largest, 2 * most / link.push / 1e6, {key: median(times) for key, times in samples.items()}, samples,
-            tuple(variants),
+            largest, CROSSINGS[self.op] * most / link.push / 1e6,
+            {key: median(times) for key, times in samples.items()}, samples, tuple(variants), self.op,
         )  # fmt: skip
 
-    def _alternate(self, todo: Mapping[str, Any], rounds: int, modes: Mapping[str, int]) -> Any:
-        little = self.torch.zeros(1, device="cuda")
+    def ours(self, layer: MoELayer) -> Timed:
+        return Timed(lambda: layer.forward(self.x, out=self.out))
+
+    def peers(self, peer: MoePeer, sizes: Sizes) -> dict[str, Timed]:
+        """By name; `sizes` are those that its all-to-all will have."""
+        x = self.tensor(self.x)
+        calls = {UNFUSED: lambda: peer(x), KNOWN: lambda: peer(x, sizes), PRODUCTS: peer.alone(peer.forward(x)[1])}
+        return {name: Timed(call) for name, call in calls.items()}
+
+    def _alternate(self, todo: Mapping[str, Timed], rounds: int, modes: Mapping[str, int]) -> Any:
+        little = self.torch.zeros(1, device=self.place)
 
         def start_together(mode: str) -> None:
-            self.torch.cuda._sleep(SLEEP_CYCLES[mode])  # meanwhile the host queues what follows
+            self.torch.cuda._sleep(self.launches * SLEEP_CYCLES[mode])  # meanwhile the host queues what follows
             self.dist.all_reduce(little)
 
-        return alternate(self.comm, todo, rounds, start_together, modes)
+        calls = {name: timed.call for name, timed in todo.items()}
+        before = {name: timed.before for name, timed in todo.items() if timed.before}
+        return alternate(self.comm, calls, rounds, start_together, modes, before)
 
     def check(self, repeats: int) -> float:
         """Every variant on poisoned memory: the first against the peer, with the choices that ours has made; all
@@ -211,7 +200,7 @@ class Problem:
 
         Raises: ValueError when something is wrong.
         """
-        what, first = f"bench moe_forward {self.model}", None
+        what, first = f"bench {self.op} {self.model}", None
         for name, layer in self.layers.items():
             for _ in range(2 if first is not None else max(1, repeats)):
                 self.comm.poison()
@@ -220,18 +209,23 @@ class Problem:
                 _, saved = layer.forward(self.x, out=self.out)
                 self.comm.synchronize()
                 if first is None:
-                    first, ids, weights = self.out.copy(), saved.experts, saved.weights
+                    first, ids = self.out.copy(), saved.experts
                 elif different := int((self.out != first).sum()):
                     raise ValueError(f"{what}, {name}: {different} elements differ from those of the first call")
-        peer, x = self.make_peer(MoePeer.FOLDS[0]), self.tensor(self.x)
-        as_tensor = self.torch.as_tensor
-        chosen = as_tensor(ids, device="cuda").long()
-        theirs = peer.route(x)[0]
+        peer, x = self.make_peer(exact=True), self.tensor(self.x)
+        wanted, _ = peer.forward(x, ids=self.chosen(what, peer, ids))
+        return off(what, widen(first), self.xp.asarray(wanted), self.xp)
+
+    def chosen(self, what: str, peer: MoePeer, ids: Any) -> Any:
+        """Ours' choices as a tensor. Raises ValueError if the peer's are others, but for a few."""
+        chosen = self.torch.as_tensor(ids, device=self.place).long()
+        theirs = peer.route(self.tensor(self.x)).ids
         alike = (theirs.sort(-1).values == chosen.sort(-1).values).all(-1)
-        if float(alike.float().mean()) < ROUTED_ALIKE:
-            raise ValueError(f"{what}: {int((~alike).sum())} of {len(x)} tokens choose other experts than the peer's")
-        wanted = self.xp.asarray(peer.careful(x, chosen, as_tensor(weights, device="cuda")))
-        return off(what, widen(first), wanted, self.xp)
+        if len(alike) and float(alike.float().mean()) < ROUTED_ALIKE:
+            raise ValueError(
+                f"{what}: {int((~alike).sum())} of {len(alike)} tokens choose other experts than the peer's"
+            )
+        return chosen
 
     def free(self) -> None:
         self.comm.synchronize()
@@ -240,8 +234,11 @@ class Problem:
         for name in list(vars(self)):
             if name not in ("comm", "xp", "torch"):
                 delattr(self, name)
-        self.xp.get_default_memory_pool().free_all_blocks()
+        self.give_memory_back()
         self.torch.cuda.empty_cache()
+
+    def give_memory_back(self) -> None:
+        self.xp.get_default_memory_pool().free_all_blocks()
 
 
 def off(what: str, ours: Any, theirs: Any, xp: Any) -> float:
@@ -251,6 +248,8 @@ def off(what: str, ours: Any, theirs: Any, xp: Any) -> float:
         return 0.0
     difference = abs(ours - theirs)
     rms = xp.sqrt((theirs * theirs).mean(-1, keepdims=True))
+    if not difference.any():  # perhaps all are zeros, as gradients of an expert without rows
+        return 0.0
     used = difference / (abs(theirs) + rms) / ELEMENT_OFF
     norm = float(xp.sqrt((difference * difference).sum() / (theirs * theirs).sum())) / NORM_OFF
     largest = max(float(used.max()), norm)
@@ -261,42 +260,3 @@ def off(what: str, ours: Any, theirs: Any, xp: Any) -> float:
             f"what rounding allows (norm: {norm:.3g})"
         )
     return largest
-
-
-def write_csv(rows: Sequence[MoeRow], path: Path) -> None:
-    """Every sample, one a line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        out = csv.writer(file)
-        out.writerow([*FIXED, "ours", "variant", "mode", "round", "ms"])
-        for row in rows:
-            values = asdict(row)
-            for (variant, mode), times in row.samples.items():
-                for i, ms in enumerate(times):
-                    ours = int(variant in row.variants)
-                    out.writerow([*(values[name] for name in FIXED), ours, variant, mode, i, f"{ms:.5f}"])
-
-
-FIXED = tuple(f.name for f in fields(MoeRow) if f.name not in ("ms", "samples", "variants"))
-
-
-def read_csv(path: Path) -> list[MoeRow]:
-    """What write_csv wrote."""
-    rows: dict[tuple[str, ...], MoeRow] = {}
-    with path.open() as file:
-        for line in csv.DictReader(file):
-            key = (line["model"], line["ranks"], line["tokens"])
-            if key not in rows:
-                values: dict[str, Any] = {name: int(line[name]) for name in FIXED[1:] if name in _WHOLE}
-                values |= {name: float(line[name]) for name in FIXED[1:] if name not in _WHOLE}
-                rows[key] = MoeRow(model=line["model"], ms={}, samples={}, variants=(), **values)
-            row = rows[key]
-            row.samples.setdefault((line["variant"], line["mode"]), []).append(float(line["ms"]))
-            if int(line["ours"]) and line["variant"] not in row.variants:
-                row.variants += (line["variant"],)
-    for row in rows.values():
-        row.ms = {key: median(times) for key, times in row.samples.items()}
-    return list(rows.values())
-
-
-_WHOLE = {f.name for f in fields(MoeRow) if f.type == "int"}

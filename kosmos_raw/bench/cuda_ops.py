@@ -154,8 +154,10 @@ def alternate(
     rounds: int,
     start_together: Callable[[str], None],
     modes: Mapping[str, int] = MODES,
+    before: Mapping[str, Callable[[], Any]] | None = None,
 ) -> dict[tuple[str, str], list[float]]:
-    """Milliseconds a call of the slowest rank, for each variant and mode one value a round."""
+    """Milliseconds a call of the slowest rank, for each variant and mode one value a round. `before`: what a variant
+    wants done before each of its calls, outside of its time."""
     device, order = comm.device, random.Random(0)  # the same order on all ranks
     todo = [(name, mode) for name in variants for mode in modes]
     samples: dict[tuple[str, str], list[float]] = {key: [] for key in todo}
@@ -165,16 +167,29 @@ def alternate(
         for name, mode in todo:
             comm.synchronize()
             comm.barrier()
+            first = (before or {}).get(name)
+            if first:
+                first()
             start_together(mode)
-            start = device.record()  # type: ignore[attr-defined]
-            for _ in range(modes[mode]):
-                variants[name]()
-            mine.append(device.elapsed_ms(start, device.record()) / modes[mode])  # type: ignore[attr-defined]
+            mine.append(_timed(device, variants[name], modes[mode], first) / modes[mode])
         for key, times in zip(todo, zip(*comm.allgather(mine), strict=True), strict=True):
             if round_ >= 2:
                 samples[key].append(max(times))
     comm.synchronize()
     return samples
+
+
+def _timed(device: Any, call: Callable[[], Any], calls: int, before: Callable[[], Any] | None) -> float:
+    """Milliseconds of so many calls; what the first one wants before it is done."""
+    events = [device.record()]  # starts and ends in turn; nothing is waited for before all is queued
+    for i in range(calls):
+        if before and i:
+            events.append(device.record())
+            before()
+            events.append(device.record())
+        call()
+    events.append(device.record())
+    return sum(device.elapsed_ms(a, b) for a, b in zip(events[::2], events[1::2], strict=True))
 
 
 def write_csv(rows: Sequence[OpRow], path: Path) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 from ..bench import cpu_gemm, cuda_gemm, cuda_ops, plot, quantize
 from ..bench.llama3 import COLUMN, LAYERS, ROW, Shape, rows_moved, shape
 from ..checks.operators import CHECKED
-from ..plan.moe.forward import OP as MOE_FORWARD
 from ..ranks.launch import launch
 from . import bench_moe, bench_policies
 from .shared import print_json, table
@@ -28,9 +27,9 @@ QUANTIZE_SHAPES = {"cpu": "2048,4096", "cuda": "8192,8192 16384,8192 8192,28672"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
-        choices=("gemm", *CHECKED, "all", MOE_FORWARD, "quantize", "policies"),
+        choices=("gemm", *CHECKED, "all", *bench_moe.OPS, "quantize", "policies"),
         help="gemm: the tile alone, driven by the schedule on one rank; an operator, or all of them: on all ranks, "
-        "beside NCCL + cuBLAS and asynchronous TP; moe_forward: the layers of nine models beside an unfused one; "
+        "beside NCCL + cuBLAS and asynchronous TP; moe_forward, moe_backward: layers of nine models beside unfused ones; "
         "quantize: to MXFP8, beside a copy of as many bytes; policies: an operator under every policy and queue order",
     )
     bench_policies.add_arguments(parser)
@@ -66,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
         return bench_policies.run(args, _shapes(args) if args.shapes or args.device == "cuda" else None)
     if args.device == "emulated":
         raise ValueError(f"bench {args.what}: the emulator's time says nothing of a GPU; take --device cpu or cuda")
-    if args.what == MOE_FORWARD:
-        return bench_moe.run(args, _variants(args.variants, MOE_FORWARD))
+    if args.what in bench_moe.OPS:
+        return bench_moe.run(args, _variants(args.variants, args.what))
     if args.what == "quantize":
         return _quantize(args)
     if args.what != "gemm":
