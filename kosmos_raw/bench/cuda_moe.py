@@ -250,7 +250,7 @@ def off(what: str, ours: Any, theirs: Any, xp: Any) -> float:
     rms = xp.sqrt((theirs * theirs).mean(-1, keepdims=True))
     if not difference.any():  # perhaps all are zeros, as gradients of an expert without rows
         return 0.0
-    used = difference / (abs(theirs) + rms) / ELEMENT_OFF
+    used = difference / xp.where(difference == 0, 1, abs(theirs) + rms) / ELEMENT_OFF
     norm = float(xp.sqrt((difference * difference).sum() / (theirs * theirs).sum())) / NORM_OFF
     largest = max(float(used.max()), norm)
     if not largest <= 1:

@@ -25,6 +25,10 @@ from .moe_peer import MoePeer, Sizes
 from .moe_peer_backward import PeerGradients, alone, backward
 from .moe_rows import KNOWN, PRODUCTS, STEP, UNFUSED
 
+# Compared by the scale of all of it: a row's own may be that of a difference of equal numbers, as where a token has one
+# expert, or an expert no token.
+OF_ROUTER = ("router", "shared_gate", "slot_weights", "logits")
+
 
 class Backward(Problem):
     """The backward is what is timed."""
@@ -110,7 +114,7 @@ class Backward(Problem):
             if ours.ndim == 3:  # one expert at a time: all of them in float32 are more than there is room for
                 for e, (one, other) in enumerate(zip(ours, theirs, strict=True)):
                     yield f"{part} of expert {e}", one, other
-            elif ours.ndim == 1 or ours.dtype == np.float32:  # a row may have one element, and that may be near zero
+            elif part in OF_ROUTER:
                 yield part, ours.reshape(1, -1), theirs.reshape(1, -1)
             else:
                 yield part, ours, theirs

@@ -60,7 +60,12 @@ def backward(peer: MoePeer, kept: Kept, dout: Any, aux_grad: float = 1.0) -> Pee
 def _of_experts(peer: MoePeer, kept: Kept, dy: Any) -> tuple[Any, Any, Any]:
     """(dX of their rows, gradients of gate_up and of down), from dL/d(their outputs)."""
     product, w, hidden, ends = peer.torch._grouped_mm, peer.w, kept.hidden, kept.ends
-    dpre = _before_swiglu(peer, hidden, product(dy, w.down, offs=ends), peer.config.swiglu_limit)
+    if peer.exact:  # products in float32 one by one, for grouped ones are rounded
+        of_expert = zip(dy.split(kept.sizes.counts.sum(0).tolist()), w.down, strict=True)
+        dh = peer.torch.cat([rows.float() @ down.float() for rows, down in of_expert])
+    else:
+        dh = product(dy, w.down, offs=ends)
+    dpre = _before_swiglu(peer, hidden, dh, peer.config.swiglu_limit)
     down = product(dy.t(), hidden.h, offs=ends)
     return product(dpre, w.gate_up, offs=ends), product(dpre.t(), hidden.rows, offs=ends), down
 
@@ -92,21 +97,20 @@ def _by_slot(peer: MoePeer, kept: Kept, one: Any, other: Any) -> Any:
 
 def _of_shared(peer: MoePeer, kept: Kept, dout: Any) -> tuple[Any, Any, Any, Any | None]:
     """(dL/d(pre-activations), gradients of gate_up and down, dL/d(the gate) [T, 1])."""
-    w, hidden, gate = peer.w, kept.shared, kept.routed.gate
-    assert hidden is not None and w.shared_down is not None
+    w, hidden, gate, y = peer.w, kept.shared, kept.routed.gate, kept.shared_y
+    assert hidden is not None and w.shared_down is not None and y is not None
     dgate, dy, h = None, dout, hidden.h
-    if gate is None:
-        dh = dy @ w.shared_down
-    else:
-        gate, y = gate.detach(), kept.shared_y
-        assert y is not None
-        if peer.exact:  # weigh dH and h, where moe_backward does
-            dgate = (y.float() * dout.float()).sum(-1, keepdim=True)
-            dh, h = (dy @ w.shared_down).float() * gate, peer.weighed(h, gate[:, 0])
-        else:
-            dgate = (y * dout).sum(-1, keepdim=True, dtype=peer.torch.float32)
+    if gate is not None:
+        gate = gate.detach()
+        dgate = (y.float() * dout.float() if peer.exact else y * dout).sum(-1, keepdim=True, dtype=peer.torch.float32)
+        if not peer.exact:
             dy = peer.weighed(dout, gate[:, 0])
-            dh = dy @ w.shared_down
+    if peer.exact:
+        dh = dy.float() @ w.shared_down.float()
+        if gate is not None:  # moe_backward weighs these two, not dOut
+            dh, h = dh * gate, peer.weighed(h, gate[:, 0])
+    else:
+        dh = dy @ w.shared_down
     dpre = _before_swiglu(peer, hidden, dh, None)
     return dpre, dpre.t() @ hidden.rows, dy.t() @ h, dgate
 
@@ -124,7 +128,7 @@ def _of_logits(peer: MoePeer, kept: Kept, dv: Any, dgate: Any | None, aux_grad: 
 
 def _with_product(peer: MoePeer, dx: Any, one: Any, other: Any) -> Any:
     """dx + one @ other."""
-    return dx + (one @ other.to(one.dtype)).float() if peer.exact else dx.addmm_(one, other)
+    return dx + one.float() @ other.float() if peer.exact else dx.addmm_(one, other)
 
 
 def alone(peer: MoePeer, kept: Kept, dout: Any) -> Callable[[], None]:

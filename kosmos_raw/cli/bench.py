@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         choices=("gemm", *CHECKED, "all", *bench_moe.OPS, "quantize", "policies"),
         help="gemm: the tile alone, driven by the schedule on one rank; an operator, or all of them: on all ranks, "
-        "beside NCCL + cuBLAS and asynchronous TP; moe_forward, moe_backward: layers of nine models beside unfused ones; "
+        "beside NCCL + cuBLAS and asynchronous TP; moe_forward, moe_backward: layers of nine models beside others; "
         "quantize: to MXFP8, beside a copy of as many bytes; policies: an operator under every policy and queue order",
     )
     bench_policies.add_arguments(parser)
