@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-pytest_plugins = ["tests.hip.tier"]
+pytest_plugins = ["tests.cpu", "tests.hip.tier"]
 
 
 def shared_memory_files() -> set[str]:

@@ -19,16 +19,26 @@ EVEN = ((70, 61), (24, 25, 30, 40), (20, 24, 17, 18, 20, 33, 16, 19))
 
 
 @dataclass(frozen=True)
-class Wild(Case):
+class Noise(Case):
+    """Of which nothing is spread."""
+
+    def is_spread(self, iteration: int) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class Wild(Noise):
     """Powers of two from block to block along both axes, and between the lines and the columns of a block."""
 
-    def random(self, iteration: int, what: int, shape: tuple[int, int]) -> np.ndarray:
-        rng, rows, columns = np.random.default_rng((9, iteration, what)), *shape
+    def random(self, iteration: int, what: int, rows: str, columns: str) -> np.ndarray:
+        plain = super().random(iteration, what, rows, columns).astype(np.float32)
+        return np.ldexp(plain, self.powers(iteration, what, *plain.shape)).astype(ml_dtypes.bfloat16)
+
+    def powers(self, iteration: int, what: int, rows: int, columns: int) -> np.ndarray:
+        rng = np.random.default_rng((9, iteration, what))
         blocks = rng.integers(-12, 13, (-(-rows // 32), -(-columns // 32)))
         powers = blocks.repeat(32, 0)[:rows].repeat(32, 1)[:, :columns]
-        powers = powers + rng.integers(-5, 6, (rows, 1)) + rng.integers(-5, 6, columns)
-        plain = super().random(iteration, what, shape).astype(np.float32)
-        return np.ldexp(plain, powers).astype(ml_dtypes.bfloat16)
+        return powers + rng.integers(-5, 6, (rows, 1)) + rng.integers(-5, 6, columns)
 
 
 def case_of(kind: type[Case], rows: tuple[int, ...], op: str, n: int = 70, k: int = 200) -> Case:
@@ -56,6 +66,30 @@ def test_wrong_scales_of_one_factor_are_found(op, axis, monkeypatch):
     assert not outcome.passed and outcome.over_bound > 1e3
 
 
+# The quantiser with groups of 64: the scale that both blocks of a pair would have if they were one.
+OF_PAIR = """u32 most = largest_magnitude(x);
+    for (u32 j = 0; j < MX_BLOCK; j++) {{
+      const u32 other = (u32)*s.element({}, {}) << 16 & 0x7fffffff;
+      most = other > most ? other : most;
+    }}
+    block_e4m3(x, inverse_scale(scale_byte(most, (ScaleRule)p.rule)), elements);
+    {}scale_byte(most, (ScaleRule)p.rule);"""
+BY_ROW, BY_COLUMN, OTHER = "const u32 byte = ", "*s.scale(line, block) = (unsigned char)", "(block ^ 1) * MX_BLOCK + j"
+RIGHT = "quantize_block(x, (ScaleRule)p.rule, elements);"
+WIDER = {
+    "ag_gemm": (BY_ROW + RIGHT, OF_PAIR.format("row", OTHER, BY_ROW)),
+    "bulk_rs": (BY_COLUMN + RIGHT, OF_PAIR.format(OTHER, "line", BY_COLUMN)),
+}
+
+
+@pytest.mark.parametrize("op", WIDER)
+def test_wider_groups_are_found_where_magnitudes_differ(op, mutated):
+    """And not in noise: there a scale that is too large costs elements of 2^-14 of the largest some bits."""
+    mutated("work/quantize.h", *WIDER[op])
+    noise, spread = outcomes_of([case_of(kind, (97, 95), op) for kind in (Noise, Case)])
+    assert noise.passed and not spread.passed and spread.over_bound > 10
+
+
 @pytest.mark.parametrize("rule", ["up", "floor"])
 @pytest.mark.parametrize("op", CHECKED)
 def test_error_of_the_recipe_on_gaussian_data(op, rule, monkeypatch):
@@ -65,5 +99,5 @@ def test_error_of_the_recipe_on_gaussian_data(op, rule, monkeypatch):
     monkeypatch.setattr(mxfp8, "rounded", lambda x, axis=1, groups=None: x.astype(np.float64))
     percent = {"up": 3.8, "floor": 4.15}[rule]
     for rows in EVEN if rule == "up" else EVEN[:1]:
-        (outcome,) = outcomes_of([case_of(Case, rows, op)])
+        (outcome,) = outcomes_of([case_of(Noise, rows, op)])
         assert abs(100 * outcome.rel_error - percent) < 0.3, (rows, outcome.rel_error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 
 import ml_dtypes
@@ -13,9 +12,7 @@ import kosmos_raw as kr
 from kosmos_raw.build import report
 from kosmos_raw.checks.operators import CHECKED, Case
 from kosmos_raw.checks.validate import Outcome, arena_bytes, merge, run_all
-from kosmos_raw.cli.main import main
 from kosmos_raw.device.base import Tile
-from kosmos_raw.device.cpu import CpuDevice
 from kosmos_raw.device.cuda import CudaDevice
 from kosmos_raw.device.hip import HipDevice
 from kosmos_raw.ops.quantize import dequantize
@@ -24,7 +21,6 @@ from kosmos_raw.plan.bulk import plan_bulk_ag, plan_bulk_rs
 from kosmos_raw.plan.crew import Grid
 from kosmos_raw.plan.gemm_rs import plan_gemm_rs
 from kosmos_raw.plan.shapes import BF16_FORMAT, MXFP8_FORMAT
-from kosmos_raw.ranks import communicator
 from tests import programs
 
 BF16 = ml_dtypes.bfloat16
@@ -76,24 +72,6 @@ def test_cut_contractions():
 
 
 # -- as on sm_90a
-
-
-class Bf16Tiles(CpuDevice):
-    """What multiplies BF16 alone."""
-
-    multiplies_mxfp8 = False
-    flags = ("-DKOSMOS_BF16_TILES",)
-
-
-@pytest.fixture
-def bf16_tiles(monkeypatch):
-    lock = threading.Lock()
-
-    def open_device(name: str, rank: int, ranks: int) -> CpuDevice:
-        with lock:  # ranks are threads, and the first one to ask has it compiled
-            return Bf16Tiles(rank, ranks)
-
-    monkeypatch.setattr(communicator, "open_device", open_device)
 
 
 @pytest.mark.parametrize("op", CHECKED)
@@ -338,8 +316,3 @@ def test_bad_arguments_are_explained():
     for messages in kr.launch(bad, ranks=2, mode="threads"):
         for name, text in wants.items():
             assert text in messages[name], (name, messages[name])
-
-
-def test_layers_that_have_none_refuse_it(capsys):
-    assert main(["validate", "moe_forward", "--dtype", "mxfp8", "--device", "cpu"]) == 1
-    assert "moe_forward: dtype is mxfp8" in capsys.readouterr().err

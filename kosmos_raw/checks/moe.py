@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..device.base import Tile
-from ..numerics import near
+from ..numerics import near, spread
 from ..numerics.moe import generators
 from ..numerics.moe.judge import judge_forward
 from ..numerics.moe.layer import Weights, forward, lift
@@ -69,9 +69,7 @@ class MoeCase:
         return plan_moe_forward(self.config, self.ranks, max(self.tokens), tile, 4, rings=rings, **given)
 
     def is_spread(self, iteration: int) -> bool:
-        """Whether what is quantised is of all magnitudes, by which wrong scales show, and not noise, of which errors of
-        a format are known: in turn."""
-        return self.dtype == "mxfp8" and iteration % 2 == 0
+        return spread.is_spread(self.dtype, iteration)
 
     def inputs(self, iteration: int) -> generators.Inputs:
         seed = self.seed * 1000 + iteration

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from ..build.params import MAX_RANKS
-from ..numerics import oracles
+from ..numerics import oracles, spread
 from ..numerics.tolerance import BF16_TINY, gemm_bound, reduced_bound, sum_bound
 from ..ops.ag_gemm import ag_gemm
 from ..ops.ag_gemm_dgrad import ag_gemm_dgrad
@@ -69,16 +69,29 @@ class Case:
             given["transport"] = self.transport
         return given
 
-    def random(self, iteration: int, what: int, shape: tuple[int, int]) -> np.ndarray:
-        """Standard normal bf16, new for each iteration. `what` numbers the matrices of all ranks."""
-        seed = (self.seed, iteration, what)
-        return _kept(seed, shape) if shape[0] * shape[1] <= 1 << 22 else _random(seed, shape)
+    def is_spread(self, iteration: int) -> bool:
+        return spread.is_spread(self.dtype, iteration)
+
+    def random(self, iteration: int, what: int, rows: str, columns: str) -> np.ndarray:
+        """Standard normal bf16, new for each iteration. `what` numbers the matrices of all ranks.
+
+        Args: rows, columns: "m", "n" or "k", a size. Where the iteration is spread, each row and each column is
+            multiplied by that size's power of two; or, of "1/k", divided, for the factor that meets one with "k".
+        """
+        sizes = {"m": self.m, "n": self.n, "k": self.k}
+        shape = sizes[rows[-1]], sizes[columns[-1]]
+        key = (self.seed, iteration), what, shape, (rows, columns) if self.is_spread(iteration) else None
+        return _kept(*key) if shape[0] * shape[1] <= 1 << 22 else _random(*key)
 
 
-def _random(seed: tuple[int, ...], shape: tuple[int, int]) -> np.ndarray:
-    values = np.random.default_rng(seed).standard_normal(shape, np.float32).astype(ml_dtypes.bfloat16)
-    values.flags.writeable = False
-    return values
+def _random(seed: tuple[int, int], what: int, shape: tuple[int, int], spread_by: tuple[str, str] | None) -> np.ndarray:
+    values = np.random.default_rng((*seed, what)).standard_normal(shape, np.float32)
+    for axis, name in enumerate(spread_by or ()):
+        powers = spread.powers(np.random.default_rng((*seed, 0, ord(name[-1]))), shape[axis])
+        values *= np.expand_dims(1 / powers if name.startswith("1/") else powers, 1 - axis).astype(np.float32)
+    bf16 = values.astype(ml_dtypes.bfloat16)
+    bf16.flags.writeable = False
+    return bf16
 
 
 _kept = lru_cache(maxsize=3 * MAX_RANKS)(_random)  # of one iteration: the inputs, for which the oracle asks again
@@ -123,8 +136,8 @@ class AgGemm(Checked):
     in_arena: str | None = "a"
 
     def inputs(self, case: Case, rank: int, iteration: int) -> Arrays:
-        a = case.random(iteration, 0, (case.m, case.k))
-        return {"a": a[case.own(rank)], "b": case.random(iteration, 1 + rank, (case.n, case.k))}
+        a = case.random(iteration, 0, "m", "k")
+        return {"a": a[case.own(rank)], "b": case.random(iteration, 1 + rank, "n", "1/k")}
 
     def outputs(self, case: Case, rank: int) -> dict[str, tuple[int, int]]:
         return {"out": (case.m, case.n)}
@@ -133,7 +146,7 @@ class AgGemm(Checked):
         ag_gemm(comm, **inputs, **case.options(), **(outputs or {}))
 
     def want(self, case: Case, rank: int, iteration: int) -> Wanted:
-        a = case.random(iteration, 0, (case.m, case.k))
+        a = case.random(iteration, 0, "m", "k")
         exact, magnitude = oracles.gemm(a, self.inputs(case, rank, iteration)["b"])
         return {"out": (exact, gemm_bound(exact, magnitude, case.k))}
 
@@ -145,8 +158,8 @@ class GemmRs(Checked):
     in_arena = None
 
     def inputs(self, case: Case, rank: int, iteration: int) -> Arrays:
-        a = case.random(iteration, 2 * rank, (case.m, case.k))
-        return {"a": a, "b": case.random(iteration, 2 * rank + 1, (case.n, case.k))}
+        a = case.random(iteration, 2 * rank, "m", "k")
+        return {"a": a, "b": case.random(iteration, 2 * rank + 1, "n", "1/k")}
 
     def outputs(self, case: Case, rank: int) -> dict[str, tuple[int, int]]:
         return {"out": (case.rows[rank], case.n)}
@@ -175,8 +188,8 @@ class AgGemmDgrad(Checked):
     in_arena = "a"
 
     def inputs(self, case: Case, rank: int, iteration: int) -> Arrays:
-        a = case.random(iteration, 0, (case.m, case.k))
-        return {"a": a[case.own(rank)], "b": case.random(iteration, 1 + rank, (case.k, case.n))}
+        a = case.random(iteration, 0, "m", "k")
+        return {"a": a[case.own(rank)], "b": case.random(iteration, 1 + rank, "1/k", "n")}
 
     def outputs(self, case: Case, rank: int) -> dict[str, tuple[int, int]]:
         return {"out": (case.m, case.n), "gathered": (case.m, case.k)}
@@ -185,7 +198,7 @@ class AgGemmDgrad(Checked):
         ag_gemm_dgrad(comm, **inputs, **case.options(), **(outputs or {}))
 
     def want(self, case: Case, rank: int, iteration: int) -> Wanted:
-        a = case.random(iteration, 0, (case.m, case.k))
+        a = case.random(iteration, 0, "m", "k")
         exact, magnitude = oracles.product(a, self.inputs(case, rank, iteration)["b"])
         return {"out": (exact, gemm_bound(exact, magnitude, case.k)), "gathered": exactly(a)}
 
@@ -199,9 +212,9 @@ class BulkAg(Checked):
     in_arena: str | None = "x"
 
     def inputs(self, case: Case, rank: int, iteration: int) -> Arrays:
-        x = case.random(iteration, 0, (case.m, case.k))
-        a = case.random(iteration, 1 + 2 * rank, (case.m, case.n))
-        return {"x": x[case.own(rank)], "a": a, "b": case.random(iteration, 2 + 2 * rank, (case.n, case.k))}
+        x = case.random(iteration, 0, "m", "k")
+        a = case.random(iteration, 1 + 2 * rank, "m", "n")
+        return {"x": x[case.own(rank)], "a": a, "b": case.random(iteration, 2 + 2 * rank, "1/n", "k")}
 
     def outputs(self, case: Case, rank: int) -> dict[str, tuple[int, int]]:
         return {"out": (case.m, case.k), "gathered": (case.m, case.k)}
@@ -212,7 +225,7 @@ class BulkAg(Checked):
     def want(self, case: Case, rank: int, iteration: int) -> Wanted:
         own = self.inputs(case, rank, iteration)
         exact, magnitude = oracles.product(own["a"], own["b"])
-        x = case.random(iteration, 0, (case.m, case.k))
+        x = case.random(iteration, 0, "m", "k")
         return {"out": (exact, gemm_bound(exact, magnitude, case.n)), "gathered": exactly(x)}
 
     def arena_bytes(self, case: Case) -> int:
@@ -225,8 +238,8 @@ class BulkRs(Checked):
     in_arena = "x"
 
     def inputs(self, case: Case, rank: int, iteration: int) -> Arrays:
-        shapes = {"x": (case.m, case.k), "a": (case.m, case.n), "b": (case.m, case.k)}
-        return {name: case.random(iteration, 3 * rank + i, shape) for i, (name, shape) in enumerate(shapes.items())}
+        sizes = {"x": ("m", "k"), "a": ("m", "n"), "b": ("1/m", "k")}
+        return {name: case.random(iteration, 3 * rank + i, *of) for i, (name, of) in enumerate(sizes.items())}
 
     def outputs(self, case: Case, rank: int) -> dict[str, tuple[int, int]]:
         return {"out": (case.rows[rank], case.k), "c": (case.n, case.k)}

@@ -17,6 +17,7 @@ import numpy as np
 
 from ...plan.moe.config import MoEConfig
 from ..near import to_bf16
+from ..spread import powers
 from .layer import Weights
 from .routing import keys_of, scores_of, select
 
@@ -74,21 +75,13 @@ def inputs(
 
 
 def spread(made: Inputs, seed: int = 0) -> Inputs:
-    """The same, times powers of two: columns and rows of all magnitudes, for what is quantised.
-
-    A scale moves E4M3 only where numbers are far smaller than the largest of their block; so, of noise, any 32 could
-    share one, and a result would hardly tell. Here they are that small, and count none the less: in every product of an
-    expert, one factor grows along the contraction as the other falls. Logits are as they were but for their noise.
-    """
+    """The same, of all magnitudes, in balance in every product of an expert. Logits are as they were but for their
+    noise."""
     rng, w = np.random.default_rng(seed), made.weights
     hidden, width = w.down.shape[1:]
-
-    def powers(n: int, most: int) -> np.ndarray:
-        return np.asarray(2.0 ** rng.integers(most + 1, size=n))
-
-    of_x, of_up, of_y = powers(hidden, 14), powers(width, 14), powers(hidden, 14)
+    of_x, of_up, of_y = (powers(rng, n) for n in (hidden, width, hidden))
     of_pre = np.concatenate([np.ones(width), of_up])[:, None]
-    of_rows = [powers(len(x), 10)[:, None] for x in made.x]
+    of_rows = [powers(rng, len(x), 10)[:, None] for x in made.x]
     x = [v * of_x / np.where(np.arange(hidden) > 0, t, 1.0) for v, t in zip(made.x, of_rows, strict=True)]
     dout = [v * of_y * t**2 for v, t in zip(made.dout, of_rows, strict=True)]  # h falls with x twice
     weights = replace(

@@ -1,0 +1,52 @@
+"""The CPU device as it is not: with tiles that know BF16 alone, or with kernels that have a bug on purpose. Ranks are
+threads, for what is patched here is patched in this process."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+from kosmos_raw.build import sources
+from kosmos_raw.device.cpu import CpuDevice
+from kosmos_raw.ranks import communicator
+
+
+class Bf16Tiles(CpuDevice):
+    """What multiplies BF16 alone, as sm_90a does."""
+
+    multiplies_mxfp8 = False
+    flags = ("-DKOSMOS_BF16_TILES",)
+
+
+@pytest.fixture
+def bf16_tiles(monkeypatch) -> None:
+    """Ranks get Bf16Tiles."""
+    lock = threading.Lock()
+
+    def open_device(name: str, rank: int, ranks: int) -> CpuDevice:
+        with lock:  # the first one to ask has it compiled
+            return Bf16Tiles(rank, ranks)
+
+    monkeypatch.setattr(communicator, "open_device", open_device)
+
+
+@pytest.fixture
+def mutated(monkeypatch, tmp_path) -> Callable[[str, str, str], None]:
+    """mutated(file, right, wrong): from now on kernels are built of sources in which `file` says `wrong` where it said
+    `right`. Fails if it does not say that once."""
+    folder = tmp_path / "hip_kernels"
+
+    def mutate(file: str, right: str, wrong: str) -> None:
+        if not folder.exists():
+            shutil.copytree(sources.folder(), folder)
+        text = (folder / file).read_text()
+        assert text.count(right) == 1, f"{file} has {text.count(right)} of: {right}"
+        (folder / file).write_text(text.replace(right, wrong))
+        monkeypatch.setattr(sources, "folder", lambda: folder)
+        monkeypatch.setattr(sources, "digest", cache(sources.digest.__wrapped__))
+
+    return mutate
