@@ -13,7 +13,6 @@ from kosmos_raw.build.params import AG_GEMM
 from kosmos_raw.ops import arguments
 from kosmos_raw.ranks import prepared
 from tests.programs import ternary
-from tests.test_mxfp8_ops import bf16_tiles  # noqa: F401  (a fixture)
 
 BF16 = ml_dtypes.bfloat16
 ROWS, N, K = 24, 40, 72  # rows of each rank
@@ -177,7 +176,7 @@ def test_what_is_copied_for_a_launch_is_planned_every_time(options, without):
 @pytest.mark.parametrize(
     ("reused", "without"), [(False, ""), (True, "gemm_rs bulk_ag bulk_rs gemm_wgrad")], ids=["made", "reused"]
 )
-def test_bf16_that_is_made_for_a_launch_is_made_every_time(reused, without, bf16_tiles):  # noqa: F811
+def test_bf16_that_is_made_for_a_launch_is_made_every_time(reused, without, bf16_tiles):
     options = {"mx": True, "reused": reused}
     for planned in kr.launch(_copied, options, ranks=2, mode="threads", workgroups=4):
         assert {name for name, count in planned.items() if count == 1} == set(without.split())

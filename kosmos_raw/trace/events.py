@@ -36,7 +36,7 @@ ROLES: dict[str, Role] = {
     "dgrad2": "builder",
     "wgrad1": "builder",
     "wgrad2": "builder",
-    **dict.fromkeys(("shared_d2", "shared_w2", "shared_w1", "own_dx", "router_dw"), "builder"),
+    **dict.fromkeys(("quant", "shared_d2", "shared_w2", "shared_w1", "own_dx", "router_dw"), "builder"),
     "pull": "mover",
     "pull_columns": "mover",
     "push": "mover",
