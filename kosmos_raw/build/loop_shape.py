@@ -13,13 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import count
+from typing import Any
 
 LOADS = 8  # direct loads of a wave in a K step, and one more of scales: hip_kernels/target/gfx950_tile.h
 
 MFMA, VECTOR, LDS, MEMORY, SCALAR, WAIT, BARRIER = "mfma vector lds memory scalar wait barrier".split()
 
 
-@lru_cache(maxsize=1 << 15)  # asked again and again of the same few thousand
+@lru_cache(maxsize=1 << 17)  # asked again and again of the same few thousand
 def kind(instruction: str) -> str:
     """Which unit an instruction goes to."""
     word = instruction.split()[0]
@@ -106,18 +108,19 @@ class Graph:
         tests += [(t, n, n) for t, n in (at_least or {}).items()]
         goal = tuple(n for _, n, _ in tests)
         nothing = (0,) * len(goal)
-        queue: list[tuple[int, str, tuple[int, ...], tuple[str, ...]]] = [(0, start, nothing, ())]
+        numbers = count()  # so that ways, which share their beginnings, are never compared
+        queue: list[tuple[int, str, tuple[int, ...], int, Way]] = [(0, start, nothing, next(numbers), None)]
         seen: set[tuple[str, tuple[int, ...]]] = set()
         has: dict[str, tuple[int, ...]] = {}
         closed = {name: any(map(avoid, body)) for name, body in self.blocks.items()}
         while queue:
-            cost, name, had, path = heapq.heappop(queue)
-            if path and had == goal and ends(name):
-                return list(path)
-            if path and (name, had) in seen:
+            cost, name, had, _, way = heapq.heappop(queue)
+            if way and had == goal and ends(name):
+                return _blocks_of(way)
+            if way and (name, had) in seen:
                 continue
             body = self.blocks[name]
-            if path:
+            if way:
                 seen.add((name, had))
             if cost > 4000 or closed[name]:
                 continue
@@ -127,12 +130,23 @@ class Graph:
             if any(n > g for n, g in zip(now, goal, strict=True)):
                 continue
             for following in self.after[name]:
-                if following in self.blocks:
-                    heapq.heappush(queue, (cost + len(body) + 1, following, now, (*path, name)))
+                if following in self.blocks and (following, now) not in seen:
+                    heapq.heappush(queue, (cost + len(body) + 1, following, now, next(numbers), (way, name)))
         return None
 
     def instructions(self, path: Iterable[str]) -> list[str]:
         return [instruction for block in path for instruction in self.blocks[block]]
+
+
+Way = tuple[Any, str] | None  # the way before, and its last block
+
+
+def _blocks_of(way: Way) -> list[str]:
+    blocks = []
+    while way:
+        way, block = way
+        blocks.append(block)
+    return blocks[::-1]
 
 
 def _is_barrier(instruction: str) -> bool:
