@@ -194,6 +194,9 @@ def test_what_is_done_before_a_call_is_not_in_its_time() -> None:
     assert len(started) == 4 * 4 and clock.now == 4 * (2 * 1000 * 2 + 6 * 203 + 6 * 5)
 
 
+TOKENS = 96
+
+
 class Exchange:
     """What the peer asks of a process group, through what the ranks' processes exchange on the host."""
 
@@ -214,9 +217,9 @@ class Exchange:
         assert at == len(output)
 
 
-def checked(comm, op, config, tokens, variants, spoil=None):
-    """What `measure` does before it times, and two calls of all that it would time. Returns how much of what is allowed
-    was used; and what would be timed, and whether something comes before it."""
+def measured(comm, op, config, tokens, variants, spoil=None):
+    """The row that `measure` makes; what it timed, by name, and whether something comes before its calls. All of it but
+    the clock: calls are made once, with what comes before them, and take as long as their names are."""
     import torch
 
     device = SimpleNamespace(
@@ -229,6 +232,8 @@ def checked(comm, op, config, tokens, variants, spoil=None):
 
     for module in (cuda_moe, cuda_moe_backward):
         module.normal = normal
+    comm.device.link = SimpleNamespace(push=200.0, pull=100.0, mover=10.0)
+    timed = {}
 
     class OnCpu(cuda_moe_backward.PROBLEMS[op]):
         place = "cpu"
@@ -236,29 +241,30 @@ def checked(comm, op, config, tokens, variants, spoil=None):
         def give_memory_back(self):
             pass
 
+        def make_layer(self, name, options):
+            comm.device.link, link = None, comm.device.link  # or the layer would be planned for it
+            super().make_layer(name, options)
+            comm.device.link = link
+
+        def _alternate(self, todo, rounds, modes):
+            for name, (call, before) in todo.items():
+                timed[name] = before is not None
+                if before:
+                    before()
+                call()
+                self.comm.synchronize()
+            return {(name, mode): [float(len(name))] * rounds for name in todo for mode in modes}
+
     problem = OnCpu(comm, torch, Exchange(comm), "tiny", config, tokens, 5)
-    for name, options in variants.items():
-        problem.make_layer(name, options)
     if spoil:
         spoil(problem)
-    used = problem.check(2)
-    sizes = problem.make_peer().sizes(problem.make_peer().route(problem.tensor(problem.x)).ids.flatten())
-    todo = {name: problem.ours(layer) for name, layer in problem.layers.items()}
-    for fold in MoePeer.FOLDS:
-        todo |= {f"{fold}: {name}": t for name, t in problem.peers(problem.make_peer(fold=fold), sizes).items()}
-    for timed in todo.values():
-        for _ in range(2):
-            if timed.before:
-                timed.before()
-            timed.call()
-    comm.synchronize()
-    return used, {name: timed.before is not None for name, timed in todo.items()}
+    return problem.measure(variants, 3, 2), timed
 
 
 def check(op, model, variants, spoil=None):
     config = cuda_moe.config_for(model, 2, 32)
-    given = (op, config, 96, {"planned": {}} | variants, spoil)
-    return launch(checked, *given, ranks=2, device="cpu", workgroups=2, arena_bytes=128 << 20)
+    given = (op, config, TOKENS, {"planned": {}} | variants, spoil)
+    return launch(measured, *given, ranks=2, device="cpu", workgroups=2, arena_bytes=128 << 20)
 
 
 needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs PyTorch")
@@ -271,29 +277,32 @@ needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="
         ("moe_forward", "DeepSeek-V3", {}),
         ("moe_backward", "DeepSeek-V3", {"recompute=1": {"recompute": 1}}),
         ("moe_backward", "Llama-4-Scout", {}),  # weights on inputs
-        ("moe_step", "Qwen3.5-397B", {"capacity=1": {"capacity": 1}}),  # a shared expert with a gate; rounds replayed
+        ("moe_step", "Qwen3.5-397B", {"capacity=1": {"capacity": 1}}),  # a shared expert with a gate
     ],
 )
 def test_ours_and_the_peer_agree(op, model, variants) -> None:
-    for used, timed in check(op, model, variants):
-        assert 0.1 < used < 0.5  # ours are rounded to BF16 at last, the peer's are not
-        peers = {f"{fold}: {peer}" for fold in MoePeer.FOLDS for peer in moe_rows.PEERS}
-        if op == "moe_backward":
-            peers = {name for name in peers if moe_rows.KNOWN not in name}
-        assert set(timed) == peers | {"planned", *variants}
-        products = {name for name in timed if moe_rows.PRODUCTS in name}
+    peers = moe_rows.PEERS if op != "moe_backward" else (moe_rows.UNFUSED, moe_rows.PRODUCTS)  # who knows all sizes
+    results = check(op, model, variants)
+    for row, timed in results:
+        assert 0.1 < row.largest_off < 0.5  # ours are rounded to BF16 at last, the peer's are not
+        assert (row.op, row.variants, row.ms["planned", "steady"]) == (op, ("planned", *variants), 7)
+        assert {name for name, _ in row.ms} == {*peers, "planned", *variants}
+        assert set(timed) == {name for name, _ in row.ms} | set(MoePeer.FOLDS)  # whose trial picks one
         assert {name for name, before in timed.items() if before} == (
-            set(timed) - products if op == "moe_backward" else set()
+            set(timed) - {moe_rows.PRODUCTS} if op == "moe_backward" else set()
         )
+        at_most = TOKENS * row.top_k * row.hidden * 2 / 200e6  # if all rows of a rank went to the other one
+        assert 0 < row.link_ms < at_most * {"moe_forward": 2, "moe_backward": 2, "moe_step": 4}[op]
+    assert results[0][0].link_ms == results[1][0].link_ms
 
 
 def one_expert_wrong(problem) -> None:
     """Of the last variant, in one row of one expert's gradient, by eight steps of BF16."""
-    back, last = problem.back, list(problem.layers.values())[-1]
+    back = problem.back
 
     def wrong(layer):
         g = back(layer)
-        if layer is last:
+        if layer is problem.layers["recompute=1"]:
             problem.into.down[1, 3] += 8
         return g
 

@@ -119,6 +119,23 @@ def matched(config, got: dict) -> dict:
     return got | {"router": got["router"][:E], "logits": got["logits"][:, :E], "shared_gate": gate}
 
 
+@pytest.mark.parametrize("name", ["gated shared", "groups, bias, shared", "on the input"])
+@pytest.mark.parametrize("fold", MoePeer.FOLDS)
+def test_step_in_bf16(name, fold):
+    """As it is timed. Each result is rounded a few times on its way. (Of a limit the mathematics has steps, over which
+    rounding carries some elements.)"""
+    config, ranks = CONFIGS[name], 2
+    made = generators.inputs(config, [TOKENS] * ranks, seed=4)
+    got = step(config, ranks, made, torch.bfloat16, fold=fold)
+    wanted = exact(config, ranks, made, [ids for _, ids, _ in got])
+    for (out, _, gradients), (want_out, want) in zip(got, wanted, strict=True):
+        pairs = {"out": (out, want_out)}
+        found = matched(config, gradients)
+        pairs |= {part: (found[part], value) for part, value in want.items() if value is not None}
+        for part, (one, other) in pairs.items():
+            assert np.linalg.norm(one - other) < 2.0**-6 * np.linalg.norm(other), part
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("options", [{"fold": "scatter_add"}, {"fold": "gathered"}, {"exact": True}], ids=str)
 def test_step_is_the_mathematics(name, options):
