@@ -48,5 +48,6 @@ def mutated(monkeypatch, tmp_path) -> Callable[[str, str, str], None]:
         (folder / file).write_text(text.replace(right, wrong))
         monkeypatch.setattr(sources, "folder", lambda: folder)
         monkeypatch.setattr(sources, "digest", cache(sources.digest.__wrapped__))
+        monkeypatch.setattr(CpuDevice, "flags", ("-O1",))  # compiling takes longer than what is run
 
     return mutate
