@@ -203,16 +203,16 @@ def _fold_far_branch(kernel: Kernel) -> None:
     """What reaches a label further away than 128 KiB, as one branch. It writes two registers and scc besides, of which
     compilers know that nobody reads them. Any other s_setpc_b64 stays, and is not known."""
     last = [i.text.replace("\t", " ") for i in kernel.instructions[-4:]]
-    pair = r"s\[(\d+):\d+\]"
     m = re.fullmatch(
-        rf"s_getpc_b64 {pair}\ns_add_u32 s\1, s\1, \(([.\w$]+)-([.\w$]+)\)&4294967295\n"
-        rf"s_addc_u32 s\d+, s\d+, \(\2-\3\)>>32\ns_setpc_b64 s\[\1:\d+\]",
+        r"s_getpc_b64 s\[(\d+):(\d+)\]\n"
+        r"s_add_u32 s\1, s\1, \(([.\w$]+)-([.\w$]+)\)&4294967295\n"
+        r"s_addc_u32 s\2, s\2, \(\3-\4\)>>32\ns_setpc_b64 s\[\1:\2\]",
         "\n".join(last),
     )
-    if m and kernel.labels.get(m[3]) == len(kernel.instructions) - 3:
+    if m and kernel.labels.get(m[4]) == len(kernel.instructions) - 3:
         line = kernel.instructions[-1].line
-        del kernel.instructions[-4:], kernel.labels[m[3]]
-        kernel.instructions.append(instruction(line, f"\ts_branch {m[2]}"))
+        del kernel.instructions[-4:], kernel.labels[m[4]]
+        kernel.instructions.append(instruction(line, f"\ts_branch {m[3]}"))
 
 
 def _data_bytes(words: list[str]) -> bytes:

@@ -76,6 +76,59 @@ def test_data_is_reachable_from_code():
     assert "data_table[] = {7, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0}" in source
 
 
+# A branch over more than 128 KiB, as clang writes it, back to .Lx and with instructions and labels round it.
+FAR = """.Lx:
+s_nop 0
+s_getpc_b64 s[4:5]
+.Lpost_getpc0:
+s_add_u32 s4, s4, (.Lx-.Lpost_getpc0)&4294967295
+s_addc_u32 s5, s5, (.Lx-.Lpost_getpc0)>>32
+s_setpc_b64 s[4:5]
+.Ly:
+s_nop 1"""
+
+
+def test_a_far_branch_is_one_branch():
+    (k,) = asm.parse(TARGET + kernel("k", FAR)).kernels
+    assert [i.text for i in k.instructions] == ["s_nop 0", "s_branch .Lx", "s_nop 1", "s_endpgm"]
+    assert k.labels == {".Lx": 0, ".Ly": 2}
+    translate(TARGET + kernel("k", FAR), "k.s")
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [
+        ("s_getpc_b64 s[4:5]\n", "s_getpc_b64 s[6:7]\n"),
+        ("s_getpc_b64 s[4:5]\n", "s_mov_b64 s[4:5], s[6:7]\n"),
+        (".Lpost_getpc0:\n", ".Lpost_getpc0:\ns_nop 0\n"),
+        ("s_getpc_b64 s[4:5]\n.Lpost_getpc0:\n", ".Lpost_getpc0:\ns_getpc_b64 s[4:5]\n"),
+        (".Lpost_getpc0:\n", ""),
+        ("s_add_u32 s4, s4,", "s_add_u32 s6, s4,"),
+        ("s_add_u32 s4, s4,", "s_add_u32 s4, s6,"),
+        ("s_add_u32", "s_sub_u32"),
+        ("(.Lx-.Lpost_getpc0)&4294967295", "(.Lx-.Lpost_getpc0)&65535"),
+        ("(.Lx-.Lpost_getpc0)&4294967295", "(.Ly-.Lpost_getpc0)&4294967295"),
+        ("(.Lx-.Lpost_getpc0)&4294967295", "(.Lx-.Ly)&4294967295"),
+        ("(.Lx-.Lpost_getpc0)&4294967295", "(.Lx-.Lpost_getpc0+4)&4294967295"),
+        ("s_addc_u32 s5, s5,", "s_addc_u32 s6, s5,"),
+        ("s_addc_u32 s5, s5,", "s_addc_u32 s5, s6,"),
+        ("s_addc_u32", "s_add_u32"),
+        (")>>32", ")>>16"),
+        ("(.Lx-.Lpost_getpc0)>>32", "(.Ly-.Lpost_getpc0)>>32"),
+        ("(.Lx-.Lpost_getpc0)>>32", "(.Lx-.Ly)>>32"),
+        ("s_setpc_b64 s[4:5]", "s_setpc_b64 s[6:7]"),
+        ("s_setpc_b64", "s_nop 0\ns_setpc_b64"),
+    ],
+)
+def test_other_jumps_to_an_address_are_refused(part, other):
+    assert FAR.count(part) == 1
+    text = TARGET + kernel("k", FAR.replace(part, other))
+    (k,) = asm.parse(text).kernels
+    assert "s_setpc_b64" in [i.mnemonic for i in k.instructions]
+    with pytest.raises(ValueError, match="s_setpc_b64"):
+        translate(text, "k.s")
+
+
 def test_a_scale_that_is_no_vector_register_is_refused():
     body = "v_mfma_scale_f32_16x16x128_f8f6f4 v[0:3], v[4:11], v[12:19], v[0:3], s4, v21"
     with pytest.raises(ValueError, match="operand s4: a vector register is needed"):

@@ -42,3 +42,20 @@ def test_layers(case: moe.MoeCase, options: emulator.Options, emulated) -> None:
     given = {"mode": "threads", "device": "cpu", "arena_bytes": moe.arena_bytes(case, LARGEST), "workgroups": 4}
     outcome = merge(kr.launch(moe.run, case, ranks=case.ranks, **given))
     assert outcome.passed, outcome.problems
+
+
+INPUTS = MoEConfig(136, 152, 5, 2, score="sigmoid", weight_on="input", shared_width=16)  # two K steps of each product
+
+
+@pytest.mark.slow  # its text takes minutes to translate
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [
+        (moe.MoeCase(SMALL, (20, 0, 33), "one_expert", "smallest", dtype="mxfp8", iters=1, repeats=1), LATE),
+        (moe.MoeCase(SMALL, (30, 40), "skewed", pull=True, pad=64, dtype="mxfp8", iters=1, repeats=1), CACHES),
+        (moe.MoeCase(INPUTS, (290, 15), dtype="mxfp8", float_router=True, iters=1, repeats=1), LATE),
+    ],
+    ids=["smallest rings", "pull, caches", "weights on inputs, two tiles"],
+)
+def test_layers_in_mxfp8(case: moe.MoeCase, options: emulator.Options, emulated) -> None:  # noqa: F811
+    test_layers(case, options, emulated)
