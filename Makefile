@@ -34,7 +34,7 @@ test: $(VENV)/.dev  ## every test that this machine can run
 test-%: $(VENV)/.dev  ## the same operators on N ranks under mpirun: make test-8
 	$(VENV)/bin/mpirun -n $* $(RUN) -m pytest -m mpi tests/mpi
 
-slow: $(VENV)/.dev  ## tests that take minutes with a cold cache: moe_backward in the emulator
+slow: $(VENV)/.dev  ## tests that take minutes: MoE layers in the emulator, and of every model in MXFP8
 	$(RUN) -m pytest -m slow
 
 soak: $(VENV)/.dev  ## every operator many times, on the CPU and emulated, with late ranks (an hour)
