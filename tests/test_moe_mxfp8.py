@@ -101,9 +101,10 @@ def test_policies(policy: str) -> None:
     [
         ({"pad": 48}, "groups are padded to 48 rows, want a multiple of 32 in MXFP8: rows that share a scale"),
         ({"pad": 64}, "padded to 64 rows, want a divisor"),
+        ({"dtype": "fp8"}, "moe_forward: dtype is 'fp8', want one of bf16, mxfp8"),
     ],
 )
-def test_paddings_that_cannot_be_are_refused(wrong: dict, message: str) -> None:
+def test_layers_that_cannot_be_are_refused(wrong: dict, message: str) -> None:
     def work(comm: kr.Communicator) -> None:
         with pytest.raises(ValueError, match=message):
             moe.make_layer(comm, case, case.inputs(0).weights)

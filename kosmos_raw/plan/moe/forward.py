@@ -28,6 +28,8 @@ DTYPES = ("bf16", "mxfp8")
 
 def kernel_of(op: str, dtype: str) -> str:
     """The name of the operator's kernel."""
+    if dtype not in DTYPES:
+        raise ValueError(f"{op}: dtype is {dtype!r}, want one of {', '.join(DTYPES)}")
     return op if dtype == "bf16" else f"{op}_{dtype}"
 
 
@@ -99,8 +101,7 @@ class MoeForwardPlan:
 
     def __post_init__(self) -> None:
         c, crews = self.config, self.crews
-        if self.dtype not in DTYPES:
-            raise ValueError(f"{OP}: dtype is {self.dtype!r}, want one of {', '.join(DTYPES)}")
+        kernel_of(OP, self.dtype)  # refuses what there is none of
         if self.is_mxfp8 and self.pad % MX_BLOCK:
             raise ValueError(
                 f"{OP}: groups are padded to {self.pad} rows, want a multiple of {MX_BLOCK} in MXFP8: rows that share "
