@@ -101,10 +101,15 @@ class MoELayer:
         self._round_rows = round_rows
         self._backward: MoEBackward | None = None
         self._last: Forwarded | None = None
-        # In MXFP8 a backward reads rows of x only where it has them pushed again; their columns are pushed anyway.
-        self._x_ring = None if recompute or self.plan.is_mxfp8 else comm.empty((self.plan.x_bytes,), np.uint8)
+        self._x_ring = None if self.is_without_rows else comm.empty((self.plan.x_bytes,), np.uint8)
         self._combine = comm.empty((max(1, tokens * config.top_k), hidden), np.uint16)
         self._list = comm.empty((max(2, tokens * config.top_k),), np.uint64)
+
+    @property
+    def is_without_rows(self) -> bool:
+        """Whether it keeps no rows of experts: recomputed, or in MXFP8, where a backward has columns of all of them
+        pushed anyway, and reads rows only where it has them pushed again."""
+        return self.recompute or self.plan.is_mxfp8
 
     def set_weights(self, weights: MoEWeights) -> None:
         """Takes new weights, of the same shapes. Not collective."""

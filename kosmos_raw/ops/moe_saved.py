@@ -144,8 +144,9 @@ class MoESaved:
     @property
     def received(self) -> Any | None:
         """[x_slots * tile_m, H] BF16: rows of x that this rank's experts were given (weighted, if inputs are). Rows of
-        padding are zero, rows behind an expert's last hold anything. None of a layer that has them pushed again."""
-        return None if self.layer.recompute else self._ring("x_slots", self._config.hidden, self._arena("x_at"))
+        padding are zero, rows behind an expert's last hold anything. None of a layer that has them pushed again, as
+        one in MXFP8 has."""
+        return None if self.layer.is_without_rows else self._ring("x_slots", self._config.hidden, self._arena("x_at"))
 
     @property
     def pre(self) -> Any | None:
