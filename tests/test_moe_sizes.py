@@ -10,10 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import kosmos_raw as kr
 from kosmos_raw.numerics.moe import generators
 from kosmos_raw.numerics.moe.layout import Layout
 from kosmos_raw.numerics.moe.routing import route
+from kosmos_raw.ops.moe_forward import MoELayer
+from kosmos_raw.ops.moe_weights import MoEWeights
 from kosmos_raw.plan.moe.config import MoEConfig, models
+from kosmos_raw.plan.moe.forward import DTYPES
 from kosmos_raw.plan.moe.sizes import Rings, combine_bytes, default_rings, rings_that_fit, tables
 
 
@@ -98,7 +102,24 @@ def test_deepseek_v3_on_eight_ranks():
 def test_rings_of_mxfp8():
     config = MoEConfig(hidden=64, expert_width=40, experts=4, top_k=1)
     rings = Rings(1, 0, 2, 3, 1)
-    assert rings.bytes(config, 128, dtype="mxfp8") == 128 * (2 * 66 + 3 * (42 + 160) + 128)
+    assert rings.bytes(config, 128, dtype="mxfp8") == 128 * (2 * 132 + 3 * (256 + 132 + 512) + 128)
+
+
+@pytest.mark.parametrize(("dtype", "keep"), list(product(DTYPES, (False, True))))
+def test_rings_take_what_a_layer_takes(dtype, keep):
+    config = MoEConfig(hidden=72, expert_width=40, experts=4, top_k=1)
+    rings = Rings(1, 0, 2, 3, 1)
+    layer = kr.launch(_ring_bytes, config, rings, dtype, keep, ranks=1, mode="threads", device="cpu")
+    assert layer == [rings.bytes(config, 96, dtype=dtype, keep=keep)]
+
+
+def _ring_bytes(comm, config, rings, dtype, keep):
+    rng, bits = np.random.default_rng(0), np.uint16
+    shapes = {"router": (4, 72), "gate_up": (4, 80, 72), "down": (4, 72, 40)}
+    weights = MoEWeights(**{name: rng.integers(0, 1 << 14, shape).astype(bits) for name, shape in shapes.items()})
+    layer = MoELayer(comm, config, weights, tokens=50, rings=rings, dtype=dtype, keep=keep)
+    sizes = layer._sizes()
+    return layer.plan.x_bytes + sum(sizes.get(name, 0) for name in ("h", "h_copy", "y", "pre"))
 
 
 @given(st.integers(1, 5000))

@@ -10,11 +10,10 @@ from ...device.base import Link, Tile
 from ..heuristics import FITTED_WORKGROUPS, moe_combine_crew, moe_dispatch_crew
 from ..shapes import MXFP8_FORMAT, VECTOR, round_up
 from .config import MoEConfig
-from .sizes import Rings, Tables, default_rings, tables
+from .sizes import GATED, Rings, Tables, combine_bytes, default_rings, padded_hidden, padded_width, tables
 
 OP = "moe_forward"
 POLICIES = ("two_way", "dedicated", "fixed", "planned")
-GATED = 16  # rows of gate, then as many of up: hip_kernels/target/target.h
 BLOCK = 32  # tokens of a unit of routing, sorting and folding, at most
 LANES = 512  # words that PLAN has for sums of lanes: no target has more of them
 MAX_GROUPS = 32  # of experts, and words of TOPK for each token: hip_kernels/schedule/moe_params.h
@@ -137,12 +136,12 @@ class MoeForwardPlan:
 
     @property
     def width(self) -> int:
-        return round_up(self.config.expert_width, MXFP8_FORMAT.step if self.is_mxfp8 else GATED)
+        return padded_width(self.config, self.dtype)
 
     @property
     def depth(self) -> int:
         """Of rows that experts multiply."""
-        return round_up(self.config.hidden, MXFP8_FORMAT.step) if self.is_mxfp8 else self.config.hidden
+        return padded_hidden(self.config, self.dtype)
 
     @property
     def shared_width(self) -> int:
@@ -233,7 +232,7 @@ class MoeForwardPlan:
 
     @property
     def combine_bytes(self) -> int:
-        return self.tokens * self.config.top_k * self.config.hidden * 2
+        return combine_bytes(self.config, self.tokens)
 
 
 def plan_moe_forward(

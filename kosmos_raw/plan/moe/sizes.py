@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..shapes import VECTOR, round_up
+from ..shapes import MXFP8_FORMAT, round_up
 from .config import MoEConfig
 
 CAPACITY = 1.5  # of balanced rows, that rings hold unless told otherwise: the paper sees 1.3 in DeepSeek-V3
 STEPS = 8  # in which the main queue goes through the rows that rings hold
+GATED = 16  # rows of gate, then as many of up: hip_kernels/target/target.h
 PACKED = 1 << 24  # tile rows and experts share a word with a rank in lists of units
 
 
@@ -105,21 +106,31 @@ class Rings:
         return cls(step_rows, steps - 1, steps * step_rows, steps * step_rows, min(2, steps) * step_rows)
 
     def bytes(self, config: MoEConfig, tile_m: int, *, dtype: str = "bf16", keep: bool = True) -> int:
-        """Of all rings of a rank. `keep`: pre-activations stay for the backward."""
-        hidden, width = round_up(config.hidden, VECTOR), round_up(config.expert_width, VECTOR)
-        x, y = row_bytes(hidden, dtype), row_bytes(hidden, "bf16")
-        h = row_bytes(width, dtype) + (2 * row_bytes(width, "bf16") if keep else 0)
-        return tile_m * (self.x_slots * x + self.h_slots * h + self.y_slots * y)
+        """Of all rings of a rank. `keep`: pre-activations stay for the backward. In MXFP8 h is there in BF16 too, of
+        which it is quantised; where a device multiplies BF16 alone, rows take as much as in BF16."""
+        depth, width = padded_hidden(config, dtype), padded_width(config, dtype)
+        h = 2 * width + (row_bytes(width, dtype) if dtype == "mxfp8" else 0) + (4 * width if keep else 0)
+        return tile_m * (self.x_slots * row_bytes(depth, dtype) + self.h_slots * h + self.y_slots * 2 * config.hidden)
 
 
-def row_bytes(width: int, dtype: str) -> int:
-    """Of one operand row: BF16, or MXFP8 with a scale for each 32 elements."""
-    return 2 * width if dtype == "bf16" else width + -(-width // 32)
+def padded_width(config: MoEConfig, dtype: str) -> int:
+    """Of an expert, as kernels have it."""
+    return round_up(config.expert_width, MXFP8_FORMAT.step if dtype == "mxfp8" else GATED)
+
+
+def padded_hidden(config: MoEConfig, dtype: str) -> int:
+    """Elements of a row that experts multiply."""
+    return round_up(config.hidden, MXFP8_FORMAT.step) if dtype == "mxfp8" else config.hidden
+
+
+def row_bytes(depth: int, dtype: str) -> int:
+    """Of one row that experts multiply: BF16, or MXFP8 with a scale for each 32 elements."""
+    return 2 * depth if dtype == "bf16" else depth + depth // 32
 
 
 def combine_bytes(config: MoEConfig, tokens: int) -> int:
     """Of a rank's combine buffer: experts' rows of its own tokens. Does not depend on the routing."""
-    return tokens * config.top_k * round_up(config.hidden, VECTOR) * 2
+    return tokens * config.top_k * config.hidden * 2
 
 
 def default_rings(t: Tables, capacity: float = CAPACITY) -> Rings:
