@@ -27,13 +27,16 @@ def on_host(array: Any) -> np.ndarray:
 class Block:
     """A layer of the model on this rank. Making one, `forward` and `backward` are collective."""
 
-    def __init__(self, comm: kr.Communicator, config: LMConfig, rows: list[int], params: dict[str, Any]):
+    def __init__(
+        self, comm: kr.Communicator, config: LMConfig, rows: list[int], params: dict[str, Any], dtype: str = "bf16"
+    ):
         self.comm, self.config, self.rows, self.params = comm, config, rows, params
         xp = self.xp = comm.device.xp
         self.grads = {name: xp.zeros_like(p) for name, p in params.items()}
-        self.qkv = kr.ColumnParallelLinear(comm, narrow(params["qkv"]), weight_grad=self.grads["qkv"])
-        self.out = kr.RowParallelLinear(comm, narrow(params["out"]), weight_grad=self.grads["out"])
-        self.moe = kr.MoELayer(comm, config.moe, self._moe_weights(), tokens=max(rows))
+        qkv, out = (narrow(params[name]) for name in ("qkv", "out"))
+        self.qkv = kr.ColumnParallelLinear(comm, qkv, weight_grad=self.grads["qkv"], dtype=dtype)
+        self.out = kr.RowParallelLinear(comm, out, weight_grad=self.grads["out"], dtype=dtype)
+        self.moe = kr.MoELayer(comm, config.moe, self._moe_weights(), tokens=max(rows), dtype=dtype)
 
     def _moe_weights(self) -> kr.MoEWeights:
         p = self.params
@@ -75,7 +78,7 @@ class Block:
 class RankModel:
     """All of it. `whole`: parameters as parameters.initial makes them, of which this rank takes its part."""
 
-    def __init__(self, comm: kr.Communicator, config: LMConfig, whole: dict[str, np.ndarray]):
+    def __init__(self, comm: kr.Communicator, config: LMConfig, whole: dict[str, np.ndarray], dtype: str = "bf16"):
         if config.heads % comm.ranks:
             raise ValueError(f"RankModel: {config.heads} heads on {comm.ranks} ranks, want a multiple of the ranks")
         self.comm, self.config, xp = comm, config, comm.device.xp
@@ -88,7 +91,8 @@ class RankModel:
         self.blocks = []
         for layer in range(config.layers):
             names = [name for name in self.params if name.startswith(f"{layer}.")]
-            self.blocks.append(Block(comm, config, self.rows, {kind(name): self.params[name] for name in names}))
+            of_block = {kind(name): self.params[name] for name in names}
+            self.blocks.append(Block(comm, config, self.rows, of_block, dtype))
 
     def gradients(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[float, dict[str, Any]]:
         """The batch's mean loss, equal on all ranks, and gradients of this rank's parameters. Every rank is given the

@@ -27,6 +27,7 @@ class Run:
     config: LMConfig = field(default_factory=LMConfig)
     schedule: Schedule = field(default_factory=Schedule)
     seed: int = 0
+    dtype: str = "bf16"  # of the ranks' products: "bf16" or "mxfp8"
 
 
 @dataclass
@@ -96,7 +97,7 @@ def on_rank(
     before = load(Path(resume), run) if resume else None
     if before and before.step >= until:
         raise ValueError(f"train_lm: {resume} is of step {before.step}, want one before {until}; give --until more")
-    model = RankModel(comm, config, before.params if before else initial(config, run.seed))
+    model = RankModel(comm, config, before.params if before else initial(config, run.seed), run.dtype)
     optimiser = AdamW(xp, model.params)
     state = State(0, [], model.params, optimiser.first, optimiser.second)
     if before:

@@ -44,9 +44,11 @@ def distances(params: dict[str, np.ndarray], step: int, ranks: int = 2) -> dict[
     return {name: float(np.linalg.norm(got[name] - w) / np.linalg.norm(w)) for name, w in wanted.items()}
 
 
-def on_ranks(folder: Path, until: int, resume: Path | None = None, ranks: int = 2) -> list[float]:
+def on_ranks(
+    folder: Path, until: int, resume: Path | None = None, ranks: int = 2, run: training.Run = RUN
+) -> list[float]:
     options = (until, str(folder), str(resume) if resume else None, HALF, False)
-    every = launch(training.on_rank, RUN, *options, ranks=ranks, mode="threads")
+    every = launch(training.on_rank, run, *options, ranks=ranks, mode="threads")
     assert all(losses == every[0] for losses in every)
     return every[0]
 
@@ -63,6 +65,12 @@ def test_losses_are_those_of_one_process(whole) -> None:
     assert len(losses) == STEPS and losses[-1] < losses[0] - 0.5, losses
     np.testing.assert_allclose(losses, wanted, rtol=1e-2)
     assert abs(losses[0] / wanted[0] - 1) < 1e-6  # before anything has had time to drift apart
+
+
+def test_losses_in_mxfp8_are_near_those_in_bf16(whole, tmp_path) -> None:
+    losses = on_ranks(tmp_path, STEPS, run=replace(RUN, dtype="mxfp8"))
+    np.testing.assert_allclose(losses, whole[1], rtol=2e-2)
+    assert losses != whole[1] and abs(losses[0] / whole[1][0] - 1) < 2e-3  # of the same parameters
 
 
 @pytest.mark.parametrize("trained", [False, True])
