@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 import warnings
 from collections.abc import Callable
 from types import ModuleType
@@ -28,6 +29,7 @@ CODE = "KOSMOS_HIP_CODE"  # "object" or "source"
 BLOCKING = ("HIP_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL")
 UNITS = "KOSMOS_COMPUTE_UNITS"  # how many compute units kernels may use: the rest stay free for others
 CU_MASKS = ("HSA_CU_MASK", "ROC_GLOBAL_CU_MASK")  # take compute units away without changing their count
+_FIRST_CALL = threading.Lock()  # hip-python loads its library then; of two at once one frees the name the other reads
 
 
 class Hip:
@@ -103,7 +105,8 @@ class HipDevice(CupyDevice):
                 f"device hip: GPU {self.index} ({self.gpu_name}) is {arch}, want {ARCH} (MI350X, MI355X): the kernels "
                 "are built for nothing else; use device='cpu'"
             )
-        self.hip.hipSetDevice(self.index)  # loads hip-python's library, if it is another than CuPy's
+        with _FIRST_CALL:
+            self.hip.hipSetDevice(self.index)  # loads hip-python's library, if it is another than CuPy's
         libraries = rocm.hip_libraries()
         if len(libraries) > 1:
             raise NotAvailable(

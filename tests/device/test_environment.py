@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -117,6 +119,25 @@ def test_two_hip_runtimes_are_refused(make, monkeypatch):
     monkeypatch.setattr(rocm, "hip_libraries", lambda: ["/a/libamdhip64.so.7", "/b/libamdhip64.so.6"])
     with pytest.raises(NotAvailable, match=r"/a/libamdhip64\.so\.7 and /b/libamdhip64\.so\.6"):
         device._check_device()
+
+
+def test_ranks_that_are_threads_make_the_first_call_of_hip_python_one_by_one(make):
+    device, _ = make("hip")
+    inside, most = [], []
+
+    def first_call(index):
+        inside.append(index)
+        most.append(len(inside))
+        time.sleep(0.02)
+        inside.pop()
+
+    device.hip = SimpleNamespace(hipSetDevice=first_call)
+    threads = [threading.Thread(target=device._check_device) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 4
 
 
 def test_hidden_compute_units_are_refused(make, monkeypatch):
