@@ -86,6 +86,8 @@ template <class T> void write(T* p, T v) {
     write_word((u64*)p + i, w.at[i]);
   }
 }
+// A scale of MXFP8, which this target does not multiply: never called, so nowhere made.
+void write(unsigned char* p, unsigned char v);
 
 // A polled word whose data has not come holds this; loads that return it order nothing.
 inline void polled_words_hold(u64 absent) { W.absent = absent; }
