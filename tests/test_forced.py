@@ -279,6 +279,16 @@ MUTATIONS = {
         ("SENDS_RISE", "DEADLOCK", {}),
         ("WGRAD2_FIRST", "DEADLOCK", {}),
         ("DGRAD1_FIRST", "DEADLOCK", {}),
+        ("QUANT_BEFORE_ROWS", "WRONG_VALUE RACE", {}),  # of launches that multiply copies
+        ("REPLAYS_BEFORE_QUANT", "WRONG_VALUE RACE", {}),
+        ("DGRAD2_BEFORE_QUANT", "WRONG_VALUE RACE", {}),
+        ("ONE_PART_IS_ENOUGH", "WRONG_VALUE RACE", {}),
+        ("COUNTS_COPIES_AT_ONCE", "WRONG_VALUE RACE", {}),
+        ("COPIES_BEHIND_THE_COUNT", "WRONG_VALUE RACE", {}),  # of h and dpre
+        ("QUANT_BEHIND_DGRAD2", "DEADLOCK", {}),
+        ("QUANT_AFTER_ALL", "DEADLOCK", {}),  # its guards: of its round, neither of the last nor of none
+        ("QUANT_BEFORE_PUSHES", "DEADLOCK", {}),
+        ("KEEPS_OLD_X_COPIES", "WRONG_VALUE", {}),
         ("FORGETS_IDLE_EXPERTS", "WRONG_VALUE", {}),
         ("ADDS_WHAT_IS_MISSING", "WRONG_VALUE", {}),
         ("KEEPS_OLD_X", "WRONG_VALUE", {}),

@@ -41,8 +41,8 @@ template <class Op> void decide(const typename Op::Params& p, Box& box) {
 }
 
 // A tile whose first part is there. False: a wait gave up.
-template <class Op> bool tile_ahead(const typename Op::Schedule& schedule, const Work& w) {
-  Tile<Op> tile(schedule.p, w);
+template <class Op> bool tile_ahead(const typename Op::Params& p, const typename Op::Schedule& schedule, const Work& w) {
+  Tile<Op> tile(p, w);
   if constexpr (requires { schedule.wait_part(w, 0u); }) {
     for (u32 i = 0, step = schedule.part_k() ? schedule.part_k() : MAX_K; i * step < tile.t.K; i++) {
       if (i && !schedule.wait_part(w, i)) return false;
@@ -65,8 +65,11 @@ template <class Op> void work_behind(const typename Op::Params& p, Box& box) {
     const Work w = box.work;
     hand_over(box, box.taken, n);
     if (w.kind == LEAVE) return;
-    if (is_tile(w.kind) && !tile_ahead<Op>(schedule, w)) continue;  // given up: nothing is published
-    if (!is_tile(w.kind)) Op::move(schedule, w);
+    if (is_tile(w.kind)) {
+      if (!tile_ahead<Op>(p, schedule, w)) continue;  // given up: nothing is published
+      if constexpr (has_copies<Op>())
+        if (Op::makes_copies(w)) Op::make_copies(p, w);
+    } else Op::move(schedule, w);
     schedule.finish(w);
     trace.mark(p.g, DONE, w);
   }

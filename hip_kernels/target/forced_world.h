@@ -11,7 +11,7 @@
 #include "random.h"
 
 namespace target {
-constexpr u32 MAX_FIBERS = 64, MAX_DATA = 1 << 17, MAX_SIGNALS = 1 << 16, MAX_FENCES = 48, MAX_WATCHED = 24, MAX_BLIND = 8;
+constexpr u32 MAX_FIBERS = 64, MAX_DATA = 1 << 18, MAX_SIGNALS = 1 << 16, MAX_FENCES = 48, MAX_WATCHED = 24, MAX_BLIND = 8;
 constexpr u64 NEVER = 1ull << 62;  // steps
 constexpr Scope SCOPES[] = {DEVICE_SCOPE, SYSTEM_SCOPE};
 

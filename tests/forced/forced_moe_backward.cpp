@@ -9,7 +9,9 @@
   X(PUSHES_BEFORE_SENDS) X(FOLDS_BEFORE_SENDS) X(FOLDS_BEFORE_PUSHES) X(ROUTER_BEFORE_DWEIGHTS) X(OWN_BEFORE_FILLER)   \
   X(CREW_WAITS_FOR_SENDS) X(CREW_WAITS_FOR_SLOTS) X(PUSHES_RISE) X(SENDS_RISE) X(WGRAD2_FIRST) X(DGRAD1_FIRST)         \
   X(FORGETS_IDLE_EXPERTS) X(ADDS_WHAT_IS_MISSING) X(KEEPS_OLD_X) X(LEAVES_GAPS) X(ROUNDS_EACH_TURN)                    \
-  X(FORGETS_THE_REST) X(ADDS_BACKWARDS) X(STORES_ROWS_BESIDE) X(STORES_WEIGHTS_BESIDE)
+  X(FORGETS_THE_REST) X(ADDS_BACKWARDS) X(STORES_ROWS_BESIDE) X(STORES_WEIGHTS_BESIDE)   \
+  X(QUANT_BEFORE_ROWS) X(REPLAYS_BEFORE_QUANT) X(DGRAD2_BEFORE_QUANT) X(ONE_PART_IS_ENOUGH) X(COUNTS_COPIES_AT_ONCE)     \
+  X(COPIES_BEHIND_THE_COUNT) X(QUANT_BEHIND_DGRAD2) X(QUANT_AFTER_ALL) X(QUANT_BEFORE_PUSHES) X(KEEPS_OLD_X_COPIES)
 #define OWN_SIGNALS 2112
 #define OWN_COUNTERS 896
 #include "moe_backward_mutants.h"
@@ -18,7 +20,7 @@ static_assert(OWN_SIGNALS >= MOE_SIGNALS);
 
 static void run_mutant(u32 me, target::Box& box, bool decides) {
   if (!is_backward(backward_ranks[me].launch)) return run_wg<MoeForward>(moe_ranks[me].params, box, decides);
-  const MoeBackwardParams& p = backward_ranks[me].params;
+  const CopyParams& p = backward_ranks[me].params;
 #define HASTY(name, skips) case name: return run_wg<WithSchedule<Hasty<skips>>>(p, box, decides)
 #define SCHEDULED(name, ...) case name: return run_wg<WithSchedule<__VA_ARGS__>>(p, box, decides)
 #define WORKING(name, ...) case name: return run_wg<__VA_ARGS__>(p, box, decides)
@@ -38,6 +40,9 @@ static void run_mutant(u32 me, target::Box& box, bool decides) {
     HASTY(OWN_BEFORE_SHARED, (input_of<OWN_DX, 1>));
     HASTY(ROUTER_BEFORE_DLOGITS, (input_of<ROUTER_DW, 0>));
     HASTY(ROUTER_OUT_OF_TURN, (input_of<ROUTER_DW, 1>));
+    HASTY(QUANT_BEFORE_ROWS, any_of<QUANT>);
+    HASTY(REPLAYS_BEFORE_QUANT, copies_of<GEMM1>);
+    HASTY(DGRAD2_BEFORE_QUANT, copies_of<DGRAD2>);
     HASTY(SHARED_W_BEFORE_D2, shared_weights);
     HASTY(FOLDS_BEFORE_ROWS, rows_of_peers<FOLD>);
     HASTY(FOLDS_BEFORE_OWN, behind_peers<FOLD>);
@@ -51,6 +56,10 @@ static void run_mutant(u32 me, target::Box& box, bool decides) {
     SCHEDULED(FREES_BY_ONE_WORD, FreesEarly<ONE_WORD>);
     SCHEDULED(LANDS_EARLY, LandsTooEarly);
     SCHEDULED(COUNTS_COLUMNS, CountsColumns);
+    SCHEDULED(ONE_PART_IS_ENOUGH, OnePartIsEnough);
+    SCHEDULED(COUNTS_COPIES_AT_ONCE, CountsCopiesAtOnce);
+    SCHEDULED(QUANT_AFTER_ALL, Unruly<QUANT_IN_ITS_ROUND>);
+    SCHEDULED(QUANT_BEFORE_PUSHES, Unruly<QUANT_GUARDED>);
     SCHEDULED(TILES_BEFORE_PUSHES, Unruly<PUSHES_FIRST>);
     SCHEDULED(TILES_BEFORE_SENDS, Unruly<SENDS_FIRST>);
     SCHEDULED(PUSHES_BEFORE_SENDS, Unruly<SENDS_BEFORE_PUSHES>);
@@ -62,6 +71,9 @@ static void run_mutant(u32 me, target::Box& box, bool decides) {
     SCHEDULED(CREW_WAITS_FOR_SLOTS, Unruly<ASKS_FOR_PUSHES>);
     SCHEDULED(PUSHES_RISE, Unruly<MOVES_FALL>);
     SCHEDULED(SENDS_RISE, Unruly<SENDS_FALL>);
+    WORKING(COPIES_BEHIND_THE_COUNT, CopiesBehindTheCount);
+    WORKING(QUANT_BEHIND_DGRAD2, QuantBehindDgrad2);
+    WORKING(KEEPS_OLD_X_COPIES, KeepsOldXCopies);
     WORKING(WGRAD2_FIRST, Reordered<WGRAD2>);
     WORKING(DGRAD1_FIRST, Reordered<DGRAD1>);
     WORKING(FORGETS_IDLE_EXPERTS, ForgetsIdleExperts);
@@ -73,7 +85,7 @@ static void run_mutant(u32 me, target::Box& box, bool decides) {
     WORKING(ADDS_BACKWARDS, AddsBackwards);
     WORKING(STORES_ROWS_BESIDE, StoresRowsBeside);
     WORKING(STORES_WEIGHTS_BESIDE, StoresWeightsBeside);
-    default: return run_wg<MoeBackward>(p, box, decides);
+    default: return run_wg<CopyingMoeBackward>(p, box, decides);
   }
 }
 

@@ -31,7 +31,7 @@ static void print_log() {
   qsort(lines.at, lines.size, sizeof(Line), by_time);
   const char *events[] = {"claimed", "ready", "done", "placed"}, *kinds[] = {
       "leave", "pull", "pull_columns", "drain", "poison", "reduce", "sum",   "topk",    "scan",    "plan",  "sort", "gate",
-      "push",  "send", "fold", "dweight", "tile",  "half",   "wgrad",  "route", "shared1", "shared2", "gemm1", "gemm2",
+      "push",  "send", "fold", "dweight", "quant", "tile",  "half",   "wgrad",  "route", "shared1", "shared2", "gemm1", "gemm2",
       "dgrad2", "wgrad2", "dgrad1", "wgrad1", "shared_d2", "shared_w2", "shared_w1", "own_dx", "router_dw"};
   for (u32 i = 0; i < lines.size; i++) {
     const Line& l = lines.at[i];

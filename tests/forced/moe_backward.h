@@ -2,7 +2,7 @@
 // out: moe_backward_check.h.
 #pragma once
 #define WITH_BACKWARD
-#include "../../hip_kernels/kernels/moe_backward.h"
+#include "moe_backward_copies.h"
 #include "moe_check.h"
 
 // Launch 1 is a forward. Behind a forward mostly comes its backward, behind a backward mostly another forward; if not, the
@@ -22,12 +22,13 @@ inline u32 launch_of(const Shape& s) {
   return launch;
 }
 
-constexpr u32 OWN_LD = 5 * 24 + 2 * MOE_WIDE, GRADIENTS = 5, PIECES = MOE_ROW_CAP + MOE_OWNED;
+constexpr u32 OWN_LD = 5 * 24 + 2 * MOE_WIDE, GRADIENTS = 5, PIECES = MOE_ROW_CAP + MOE_OWNED, COPY_RING = 2 * RING;
 struct MoeBackwardRank {
-  u64 *dy_ring, *landing;  // seen by peers
+  u64 *dy_ring, *landing, *x_copy;  // seen by peers
   u64 *dout, *dx, *dpre, *dx_rows, *dweights, *dlogits, *partials, *own_left, *own_right, *own_dx, *pieces;
+  u64 *dy_copy, *h_copy, *dpre_copy;
   u64 *to[GRADIENTS], *sums[GRADIENTS];
-  MoeBackwardParams params;
+  CopyParams params;
   u32 launch;  // that is prepared
 };
 constinit inline MoeBackwardRank backward_ranks[MAX_RANKS]{};
@@ -40,6 +41,10 @@ struct BackwardPart {
 constexpr BackwardPart BACKWARD_PARTS[] = {
     {"dy_ring", &MoeBackwardRank::dy_ring, RING * WIDE},
     {"landing", &MoeBackwardRank::landing, MOE_TOKENS * MOE_TOP_K * WIDE},
+    {"x_copy", &MoeBackwardRank::x_copy, COPY_RING * WIDE},
+    {"dy_copy", &MoeBackwardRank::dy_copy, COPY_RING * WIDE},
+    {"h_copy", &MoeBackwardRank::h_copy, COPY_RING * WIDE},
+    {"dpre_copy", &MoeBackwardRank::dpre_copy, COPY_RING * 2 * WIDE},
     {"dout", &MoeBackwardRank::dout, MOE_TOKENS * WIDE},
     {"dx", &MoeBackwardRank::dx, MOE_TOKENS * WIDE},
     {"dpre", &MoeBackwardRank::dpre, RING * 2 * WIDE},
@@ -71,7 +76,7 @@ inline void backward_memory(u32 me) {
 
 inline u32 backward_words(u32 launch, u32 rows) {
   const MoeCase c = moe_case(forward_of(launch));
-  return MoeBackwardWords::HEADS + MAX_RANKS + 3 * rows + 8 * c.row_cap;
+  return MoeBackwardWords::HEADS + MAX_RANKS + 3 * rows + 9 * c.row_cap;
 }
 inline u32 backward_counters(const Shape& s) {
   const u32 launch = launch_of(s), of = forward_of(launch);
@@ -81,12 +86,12 @@ inline u32 backward_counters(const Shape& s) {
   return backward_words(launch, rows);
 }
 
-inline MoeBackwardParams backward_params(u32 me, u32 launch) {
-  const u32 of = forward_of(launch), R = H.s.ranks;
+inline CopyParams backward_params(u32 me, u32 launch) {
+  const u32 of = forward_of(launch);
   const MoeCase c = moe_case(of);
   const MoeBackwardRank& r = backward_ranks[me];
   Random own(mix(H.seed, me, launch));
-  MoeBackwardParams p{};
+  CopyParams p{};
   (MoeParams&)p = moe_ranks[me].params;
   p.g = group(me, launch);
   p.counters = counters(me, launch, backward_counters(H.shapes[launch]));
@@ -124,7 +129,13 @@ inline MoeBackwardParams backward_params(u32 me, u32 launch) {
   p.side_by_side = own.below(3);
   p.movers = own.below(H.wgs + 1);
   p.senders = own.below(H.wgs + 1);
-  (void)R;
+  // Whether products are of copies is the layer's; in how many parts they are made, a rank's own business.
+  p.quants = mix(H.seed, 'Q', launch) % 2 ? 1 + own.below(3) : 0;
+  p.tile_k = c.tile_m + mix(H.seed, 'Z', launch) % 2;
+  p.x_copy_at = offset(r.x_copy);
+  p.dy_copy = (Vec16*)r.dy_copy;
+  p.h_copy = (Vec16*)r.h_copy;
+  p.dpre_copy = (Vec16*)r.dpre_copy;
   return p;
 }
 

@@ -23,12 +23,16 @@ inline void backward_prepare(u32 me, u32 launch) {
   MoeBackwardRank& r = backward_ranks[me];
   r.launch = launch;
   if (!is_backward(launch)) return moe_prepare(me, launch);
-  const MoeBackwardParams& p = r.params = backward_params(me, launch);
+  const CopyParams& p = r.params = backward_params(me, launch);
   const MoeCase c = moe_case(forward_of(launch));
-  const u32 T = p.tokens, w = c.H / 4, i = c.I / 4, k = c.top_k, ring = p.x_slots * c.tile_m, of = forward_of(launch);
+  const u32 T = p.tokens, w = c.H / 4, i = c.I / 4, k = c.top_k, ring = p.x_slots * c.tile_m, copies = p.quants ? p.x_slots * p.tile_k : 0, of = forward_of(launch);
   using B = MoeBackwardRank;
   backward_fill(me, &B::dout, T * w, true, launch);
   backward_fill(me, &B::dy_ring, ring * w, false, launch);
+  backward_fill(me, &B::x_copy, copies * w, false, launch);
+  backward_fill(me, &B::dy_copy, copies * w, false, launch);
+  backward_fill(me, &B::h_copy, copies * i, false, launch);
+  backward_fill(me, &B::dpre_copy, copies * 2 * i, false, launch);
   backward_fill(me, &B::landing, T * k * w, false, launch);
   backward_fill(me, &B::dx, T * w, false, launch);
   backward_fill(me, &B::dpre, ring * 2 * i, false, launch);

@@ -4,7 +4,7 @@
 #include "mutants.h"
 
 using BackwardSchedule = MoeBackwardSchedule;
-template <class S> struct WithSchedule : MoeBackward {
+template <class S> struct WithSchedule : CopyingMoeBackward {
   using Schedule = S;
 };
 
@@ -22,7 +22,17 @@ template <Kind KIND> bool any_of(const BackwardSchedule&, const Work& w, u32) { 
 template <Kind KIND, u32 INDEX> bool input_of(const BackwardSchedule&, const Work& w, u32 i) { return w.kind == KIND && i == INDEX; }
 template <Kind KIND> bool rows_of_peers(const BackwardSchedule& s, const Work& w, u32 i) { return w.kind == KIND && i < s.p.g.ranks; }
 template <Kind KIND> bool behind_peers(const BackwardSchedule& s, const Work& w, u32 i) { return w.kind == KIND && i == s.p.g.ranks; }
+template <Kind KIND> bool copies_of(const BackwardSchedule& s, const Work& w, u32 i) { return s.p.quants && rows_of_peers<KIND>(s, w, i); }
 inline bool shared_weights(const BackwardSchedule&, const Work& w, u32) { return w.kind == SHARED_W2 || w.kind == SHARED_W1; }
+
+// Rows are there when all parts of their copies are made.
+struct OnePartIsEnough : BackwardSchedule {
+  using BackwardSchedule::BackwardSchedule;
+  bool wait_inputs(const Work& w) const {
+    if (!p.quants || w.kind != DGRAD2) return BackwardSchedule::wait_inputs(w);
+    return wait_at_least(p.g, w, quantised(w.row), 1, DEVICE_SCOPE) && wait_but_for(*this, w, copies_of<DGRAD2>);
+  }
+};
 
 // The queue is read when PLAN has written it.
 struct ReadsUnplanned : BackwardSchedule {
@@ -108,11 +118,30 @@ struct CountsColumns : BackwardSchedule {
   }
 };
 
+// Copies first, then their count.
+struct CountsCopiesAtOnce : BackwardSchedule {
+  using BackwardSchedule::BackwardSchedule;
+  void finish(const Work& w) const {
+    if (w.kind != QUANT) return BackwardSchedule::finish(w);
+    target::add(quantised(w.row), 1, DEVICE_SCOPE);
+  }
+};
+struct CopiesBehindTheCount : CopyingMoeBackward {
+  struct Schedule : BackwardSchedule {
+    using BackwardSchedule::BackwardSchedule;
+    void finish(const Work& w) const {
+      BackwardSchedule::finish(w);
+      if (w.kind == DGRAD2) CopyingMoeBackward::make_copies(params(*this), w);
+    }
+  };
+  static bool makes_copies(const Work&) { return false; }
+};
+
 // --- what is claimed before what. The loop is the schedule's, with a rule taken away ---
 
 enum BackwardRule : u32 {
   PUSHES_FIRST, SENDS_FIRST, SENDS_BEFORE_PUSHES, ALL_SENT_BEFORE_FOLDS, ALL_PUSHED_BEFORE_FOLDS, DWEIGHTS_FIRST, SHARED_FIRST,
-  ASKS_FOR_SENDS, ASKS_FOR_PUSHES, MOVES_FALL, SENDS_FALL,
+  ASKS_FOR_SENDS, ASKS_FOR_PUSHES, MOVES_FALL, SENDS_FALL, QUANT_IN_ITS_ROUND, QUANT_GUARDED,
 };
 template <BackwardRule WITHOUT> struct Unruly : BackwardSchedule {
   using BackwardSchedule::BackwardSchedule;
@@ -125,7 +154,8 @@ template <BackwardRule WITHOUT> struct Unruly : BackwardSchedule {
     return i < n ? Claim{SENDS, i, p.layout.send(WITHOUT == SENDS_FALL ? i : n - 1 - i)} : Claim{};
   }
   Claim guard(const Work& w) const {
-    const u32 own = key_of(w);
+    const bool quant = w.kind == QUANT;
+    const u32 own = quant && WITHOUT == QUANT_IN_ITS_ROUND ? LAST_KEY : quant && WITHOUT == QUANT_GUARDED ? 0 : key_of(w);
     const bool last = own == LAST_KEY;
     if (own) {
       Claim m = move(), s = send();
@@ -175,9 +205,9 @@ template <BackwardRule WITHOUT> struct Unruly : BackwardSchedule {
 // --- the work ---
 
 // All entries of one kind stand in front of all others.
-template <Kind FIRST> struct Reordered : MoeBackward {
+template <Kind FIRST> struct Reordered : CopyingMoeBackward {
   static void move(const Schedule& s, const Work& w) {
-    MoeBackward::move(s, w);
+    CopyingMoeBackward::move(s, w);
     if (w.kind != PLAN) return;
     const MoeBackwardQueue queue(s.p);
     const u32 n = (u32)queue.at(MoeBackwardQueue::N_SEGMENTS);
@@ -201,34 +231,60 @@ template <Kind FIRST> struct Reordered : MoeBackward {
     }
   }
 };
-// An expert without rows has a gradient too.
-struct ForgetsIdleExperts : MoeBackward {
+// Copies of a piece stand in front of what reads them.
+struct QuantBehindDgrad2 : CopyingMoeBackward {
   static void move(const Schedule& s, const Work& w) {
-    if (w.kind != PLAN) return MoeBackward::move(s, w);
+    CopyingMoeBackward::move(s, w);
+    if (w.kind != PLAN) return;
+    const MoeBackwardQueue queue(s.p);
+    for (u32 i = 0, n = (u32)queue.at(MoeBackwardQueue::N_SEGMENTS); i + 1 < n; i++) {
+      auto x = queue.segment(i), next = queue.segment(i + 1);
+      if (x.kind != QUANT) continue;
+      next.begin = x.begin;
+      x.begin += next.count + next.side_count;
+      queue.put(i, next);
+      queue.put(i + 1, x);
+      if (next.kind == DGRAD2) i++;  // else it comes behind what replays, and then behind that
+    }
+  }
+};
+// An expert without rows has a gradient too.
+struct ForgetsIdleExperts : CopyingMoeBackward {
+  static void move(const Schedule& s, const Work& w) {
+    if (w.kind != PLAN) return CopyingMoeBackward::move(s, w);
     MoeBackwardParams p = s.p;
     p.d_down.into = p.d_gate_up.into = ADD_F32;
     MoeBackwardPlanner(p).plan();
   }
 };
 // An expert's last tile row ends where its rows end.
-struct AddsWhatIsMissing : MoeBackward {
+struct AddsWhatIsMissing : CopyingMoeBackward {
   static TileOperands operands(const Params& p, const Work& w) {
-    TileOperands t = MoeBackward::operands(p, w);
-    if (w.kind == WGRAD2 || w.kind == WGRAD1) t.K = MoeBackwardQueue(p).piece(w.row).blocks * p.layout.tile_m;
+    TileOperands t = CopyingMoeBackward::operands(p, w);
+    if (w.kind == WGRAD2 || w.kind == WGRAD1) t.K = MoeBackwardQueue(p).piece(w.row).blocks * (p.quants ? p.tile_k : p.layout.tile_m);
     return t;
   }
 };
 // x of a round that takes slots again is pushed again.
-struct KeepsOldX : MoeBackward {
+struct KeepsOldX : CopyingMoeBackward {
   static void move(const Schedule& s, const Work& w) {
-    if (w.kind != PUSH) return MoeBackward::move(s, w);
+    if (w.kind != PUSH) return CopyingMoeBackward::move(s, w);
+    if (s.p.quants) MoeCopies(params(s)).push_x(w);
     MoeGradients(s.p).push(w, false);
   }
 };
-// Padding is zeros.
-struct LeavesGaps : MoeBackward {
+// x of every round is pushed to where WGRAD1 of copies reads it.
+struct KeepsOldXCopies : CopyingMoeBackward {
   static void move(const Schedule& s, const Work& w) {
-    if (w.kind != PUSH) return MoeBackward::move(s, w);
+    if (w.kind != PUSH || s.replays(w.chunk, s.round_of(w.row))) return CopyingMoeBackward::move(s, w);
+    MoeBackward::move(s, w);
+  }
+};
+// Padding is zeros.
+struct LeavesGaps : CopyingMoeBackward {
+  static void move(const Schedule& s, const Work& w) {
+    if (w.kind != PUSH) return CopyingMoeBackward::move(s, w);
+    if (s.p.quants) MoeCopies(params(s)).push_x(w);
     const MoeGradients g(s.p);
     const MoeLayout& l = s.p.layout;
     const u32 me = s.p.g.rank, e = w.part, tile = l.tile_of(e, w.row), words = g.rows.words;
@@ -246,27 +302,27 @@ struct LeavesGaps : MoeBackward {
   }
 };
 // Of BF16 gradients that are made in turns, sums are kept in FP32.
-struct RoundsEachTurn : MoeBackward {
+struct RoundsEachTurn : CopyingMoeBackward {
   static void store_f32(const Params& p, const Work& w, u32 row, u32 column, const float (&four)[4]) {
-    if (w.kind != WGRAD2 || p.d_down.into == SET_F32 || p.d_down.into == ADD_F32) return MoeBackward::store_f32(p, w, row, column, four);
+    if (w.kind != WGRAD2 || p.d_down.into == SET_F32 || p.d_down.into == ADD_F32) return CopyingMoeBackward::store_f32(p, w, row, column, four);
     const MoePiece x = MoeBackwardQueue(p).piece(w.row);
     const At at = tile_at(p, w);
     put_four(p.d_down.to, ((u64)x.expert * p.H + at.row + row) * p.I + at.column + column, x.begins ? (Into)p.d_down.into : ADD_BF16, four);
   }
 };
 // A gradient of logits is FP32: two BF16.
-struct ForgetsTheRest : MoeBackward {
+struct ForgetsTheRest : CopyingMoeBackward {
   static TileOperands operands(const Params& p, const Work& w) {
-    TileOperands t = MoeBackward::operands(p, w);
+    TileOperands t = CopyingMoeBackward::operands(p, w);
     if (w.kind == ROUTER_DW && w.row) t.K = 0;
     return t;
   }
 };
 // Rows are added in the order of choices.
-struct AddsBackwards : MoeBackward {
+struct AddsBackwards : CopyingMoeBackward {
   static void move(const Schedule& s, const Work& w) {
-    if (w.kind != FOLD) return MoeBackward::move(s, w);
-    const Params& p = s.p;
+    if (w.kind != FOLD) return CopyingMoeBackward::move(s, w);
+    const Params& p = params(s);
     const MoeGradients g(p);
     const u32 begin = w.row * p.block, left = p.tokens - begin, n = left < p.block ? left : p.block, k = p.routing.top_k;
     for (u32 i = 0; i < n * g.rows.words; i++) {
@@ -282,11 +338,11 @@ struct AddsBackwards : MoeBackward {
   }
 };
 // Not rules of the schedule, but of the tests: a store beside its place is noticed.
-struct StoresRowsBeside : MoeBackward {
-  static void store(const Params& p, const Work& w, u32 row, u32 column, u64 v) { MoeBackward::store(p, w, row, column + 4, v); }
+struct StoresRowsBeside : CopyingMoeBackward {
+  static void store(const Params& p, const Work& w, u32 row, u32 column, u64 v) { CopyingMoeBackward::store(p, w, row, column + 4, v); }
 };
-struct StoresWeightsBeside : MoeBackward {
+struct StoresWeightsBeside : CopyingMoeBackward {
   static void store_f32(const Params& p, const Work& w, u32 row, u32 column, const float (&four)[4]) {
-    MoeBackward::store_f32(p, w, row, column + 4 * (w.kind == WGRAD1), four);
+    CopyingMoeBackward::store_f32(p, w, row, column + 4 * (w.kind == WGRAD1), four);
   }
 };
