@@ -10,8 +10,8 @@
 //     of each round: for each piece: QUANT in MXFP8; REPLAY if x was not kept; DGRAD2, mixed with WGRAD2 of the piece before.
 //                    WGRAD2 of the last one
 //                    behind the first round's: OWN_DX and ROUTER_DW, which hide the last experts' landing
-//                    for each piece: DGRAD1 mixed with its WGRAD1. In MXFP8 DGRAD1 of all of them first: columns of x, which
-//                    WGRAD1 waits for, may be pushed late
+//                    for each piece: DGRAD1 mixed with its WGRAD1. In MXFP8 DGRAD1 of all of them first: their rows go back
+//                    while WGRAD1, which nobody sends, is made
 //     pieces without rows, folds
 // With weights on inputs OWN_DX and ROUTER_DW stand before the folds: they need rows that have come back.
 #pragma once

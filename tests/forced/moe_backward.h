@@ -120,7 +120,7 @@ inline CopyParams backward_params(u32 me, u32 launch) {
   p.router_copies = c.parts == 1 ? 2 : 5;
   p.own_ld = p.router_copies * p.router_ld + 2 * c.S;
   p.piece_cap = PIECES;
-  p.tile_n = 4 * (2 + 2 * own.below(2));
+  p.tile_n = most_in(target::GATED, 4 * (2 + 2 * own.below(2)));
   p.tile_m = 8;
   const auto columns = [&](u32 width) { return (width + p.tile_n - 1) / p.tile_n; };
   const auto rows = [&](u32 width) { return (width + p.tile_m - 1) / p.tile_m; };
