@@ -49,8 +49,8 @@ struct MoeBackward {
     const u32 H = p.H, I2 = 2 * p.I, S2 = 2 * p.S;
     switch (w.kind) {
       case GEMM1: case DGRAD2: case DGRAD1: {
-        const u32 e = l.expert_of(w.row), rows = least(l.tile_m, l.expert_rows(e) - l.tile_of(e, w.row) * l.tile_m);
-        const u64 local = e - l.first_expert(p.g.rank), row = g.slot_row(w.row);
+        const u32 rows = l.rows_in(w.row);
+        const u64 local = l.expert_of(w.row) - l.first_expert(p.g.rank), row = g.slot_row(w.row);
         const Vec16 *gate_up = m.gate_up + local * I2 * (H / 8), *down = m.down + local * H * (p.I / 8);
         if (w.kind == DGRAD2) return rows_times(p.arena_of[p.g.rank] + p.dy_at, row, H, rows, down, H, p.I, at, p.tile_n);
         if (w.kind == DGRAD1) return rows_times(p.dpre, row, I2, rows, gate_up, I2, H, at, p.tile_n);
@@ -153,7 +153,7 @@ struct MoeBackwardMxfp8 : MoeBackward {
       return mx_operands(mx_side(a, at.row, k), least(M - at.row, p.tile_m), mx_side(b, at.column, k), least(N - at.column, p.tile_n),
                          g.depth(x), a.depth);
     }
-    const u32 local = p.layout.expert_of(w.row) - p.layout.first_expert(p.g.rank), rows = g.rows_in(w.row), I2 = 2 * p.I;
+    const u32 local = p.layout.expert_of(w.row) - p.layout.first_expert(p.g.rank), rows = p.layout.rows_in(w.row), I2 = 2 * p.I;
     const u64 row = g.g.slot_row(w.row);
     const bool again = w.kind == GEMM1, second = w.kind == DGRAD2;
     const MxCopy a = again ? MoeMxfp8Rows(p, p.mx).ring_x(p.g.rank) : second ? p.dy_copy : p.dpre_copy;

@@ -20,8 +20,7 @@ struct MoeForward {
     const MoeWeights& m = p.weights;
     const u64 row = (u64)w.row * l.tile_m;
     if (w.kind == GEMM1 || w.kind == GEMM2) {
-      const u32 e = l.expert_of(w.row), local = e - l.first_expert(p.g.rank);
-      const u32 rows = least(l.tile_m, l.expert_rows(e) - l.tile_of(e, w.row) * l.tile_m);
+      const u32 local = l.expert_of(w.row) - l.first_expert(p.g.rank), rows = l.rows_in(w.row);
       if (w.kind == GEMM1) {
         const Vec16* b = m.gate_up + (u64)local * 2 * p.I * (p.H / 8);
         return product(p, w, MoeRows(p).ring_x(p.g.rank, w.row), b, rows, 2 * p.I, p.H);
@@ -85,8 +84,7 @@ struct MoeForwardMxfp8 : MoeForward {
     if (w.kind != GEMM1 && w.kind != GEMM2) return MoeForward::operands(of_schedule, w);
     const Params& p = static_cast<const Params&>(of_schedule);  // what a schedule has of them
     const MoeLayout& l = p.layout;
-    const u32 e = l.expert_of(w.row), local = e - l.first_expert(p.g.rank), col = w.part * p.tile_n;
-    const u32 rows = least(l.tile_m, l.expert_rows(e) - l.tile_of(e, w.row) * l.tile_m);
+    const u32 local = l.expert_of(w.row) - l.first_expert(p.g.rank), col = w.part * p.tile_n, rows = l.rows_in(w.row);
     const bool first = w.kind == GEMM1;
     const MxCopy &a = first ? MoeMxfp8Rows(p, p.mx).ring_x(p.g.rank) : p.mx.h, &b = first ? p.mx.gate_up : p.mx.down;
     const u64 line = first ? (u64)(w.row % p.x_slots) * l.tile_m : ring_row(p, w);

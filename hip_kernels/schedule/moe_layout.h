@@ -86,6 +86,12 @@ struct MoeLayout {
     return n - 1 - (u32)((n - 1 - j) * stride % n);
   }
 
+  // Of this rank's tile row v, padding of groups included: fewer than tile_m in an expert's last one.
+  DEVICE u32 rows_in(u32 v) const {
+    const u32 e = expert_of(v), left = expert_rows(e) - tile_of(e, v) * tile_m;
+    return left < tile_m ? left : tile_m;
+  }
+
   // Rows of a group, counted from its start.
   struct Rows { u32 begin, end; };
   DEVICE Rows rows_in(u32 q, u32 e, u32 tile, u32 n) const {  // n: rows of the group, with or without padding

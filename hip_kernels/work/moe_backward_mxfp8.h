@@ -12,10 +12,6 @@ struct MoeMxfp8Gradients {
   DEVICE explicit MoeMxfp8Gradients(const MoeBackwardMxfp8Params& p) : p(p), l(p.layout), g(p) {}
 
   DEVICE u32 slot_k(u32 v) const { return v % p.x_slots * p.tile_k; }  // where its rows begin in lines of columns
-  DEVICE u32 rows_in(u32 v) const {                                    // a multiple of a block
-    const u32 e = l.expert_of(v), left = l.expert_rows(e) - l.tile_of(e, v) * l.tile_m;
-    return left < l.tile_m ? left : l.tile_m;
-  }
   // Elements that the contraction over a piece's rows has.
   DEVICE u32 depth(const MoePiece& x) const {
     if (!x.blocks) return 0;
@@ -42,7 +38,7 @@ struct MoeMxfp8Gradients {
 
   // ---- QUANT: a part of H of a tile row
   DEVICE void quantize_dy(const Work& w) const {
-    const u32 v = w.row, n = rows_in(v), all = padded_to_step(n), column = w.part * p.quant_width;
+    const u32 v = w.row, n = l.rows_in(v), all = padded_to_step(n), column = w.part * p.quant_width;
     const u32 left = p.mx.depth - column, width = left < p.quant_width ? left : p.quant_width;
     const u32 real = p.H < column + width ? p.H - column : width, words = g.rows.words;
     const Vec16* from = g.ring_dy(p.g.rank, v) + column / 8;
@@ -60,7 +56,7 @@ struct MoeMxfp8Gradients {
 
   // ---- what a tile of DGRAD2 has made of h and dpre
   DEVICE void make_copies(const Work& w) const {
-    const u32 v = w.row, n = rows_in(v), blocks = padded_to_step(n) / MX_BLOCK, column = w.part * p.tile_n;
+    const u32 v = w.row, n = l.rows_in(v), blocks = padded_to_step(n) / MX_BLOCK, column = w.part * p.tile_n;
     const u32 width = p.I - column < p.tile_n ? p.I - column : p.tile_n;
     const Vec16 *h = p.h + (g.slot_row(v) * p.I + column) / 8, *dpre = p.dpre + (g.slot_row(v) * 2 * p.I + 2 * column) / 8;
     quantize_across(p.h_columns_copy, column, slot_k(v), blocks, width / 4, FoursOf{h, p.I / 8, n});

@@ -33,13 +33,10 @@ struct MoeMxfp8Rows {
 
   // What GEMM1's tile has made of h, whose tile row begins with row `first` of the ring.
   DEVICE void quantize_h(const Work& w, u64 first) const {
-    const MoeLayout& l = p.layout;
-    const u32 e = l.expert_of(w.row), left = l.expert_rows(e) - l.tile_of(e, w.row) * l.tile_m;
     const u32 column = w.part * (p.tile_n / 2), columns = p.I - column < p.tile_n / 2 ? p.I - column : p.tile_n / 2;
-    quantize_along(mx.h, first, column, left < l.tile_m ? left : l.tile_m, columns / MX_BLOCK,
-                   [&](u32 row, u32 block, Vec16 (&four)[4]) {
+    quantize_along(mx.h, first, column, p.layout.rows_in(w.row), columns / MX_BLOCK, [&](u32 row, u32 block, Vec16 (&four)[4]) {
 #pragma unroll
-                     for (u32 j = 0; j < 4; j++) four[j] = target::read(p.h + ((first + row) * p.I + column) / 8 + block * 4 + j);
-                   });
+      for (u32 j = 0; j < 4; j++) four[j] = target::read(p.h + ((first + row) * p.I + column) / 8 + block * 4 + j);
+    });
   }
 };

@@ -19,11 +19,6 @@ struct MoeCopies {
   Vec16* x_copy(u32 q) const { return p.arena_of[q] + p.x_copy_at; }
   Vec16* x_copy(u32 q, u32 v) const { return x_copy(q) + line(v) * (p.H / 8); }
   u32 zeros() const { return p.tile_k - p.layout.tile_m; }
-  u32 rows_in(u32 v) const {
-    const MoeLayout& l = p.layout;
-    const u32 e = l.expert_of(v);
-    return MoeBackward::least(l.tile_m, l.expert_rows(e) - l.tile_of(e, v) * l.tile_m);
-  }
   u32 depth(const MoePiece& x) const {  // lines of a piece; only the last tile row may be short
     return x.blocks ? x.rows + x.blocks * zeros() : 0;
   }
@@ -44,13 +39,13 @@ struct MoeCopies {
   }
   void quant(const Work& w) const {
     const u32 me = p.g.rank, v = w.row, fours = p.H / 4, begin = w.part * fours / p.quants, end = (w.part + 1) * fours / p.quants;
-    copy(p.dy_copy + line(v) * (p.H / 8), g.ring_dy(me, v), rows_in(v), fours, begin, end);
-    put_zeros(x_copy(me, v), rows_in(v), fours, begin, end);
+    copy(p.dy_copy + line(v) * (p.H / 8), g.ring_dy(me, v), p.layout.rows_in(v), fours, begin, end);
+    put_zeros(x_copy(me, v), p.layout.rows_in(v), fours, begin, end);
   }
   void of_dgrad2(const Work& w) const {
     const u32 v = w.row, begin = w.part * p.tile_n / 4, end = MoeBackward::least(begin + p.tile_n / 4, p.I / 4);
-    copy(p.h_copy + line(v) * (p.I / 8), p.h + g.slot_row(v) * (p.I / 8), rows_in(v), p.I / 4, begin, end);
-    copy(p.dpre_copy + line(v) * (p.I / 4), p.dpre + g.slot_row(v) * (p.I / 4), rows_in(v), p.I / 2, 2 * begin, 2 * end);
+    copy(p.h_copy + line(v) * (p.I / 8), p.h + g.slot_row(v) * (p.I / 8), p.layout.rows_in(v), p.I / 4, begin, end);
+    copy(p.dpre_copy + line(v) * (p.I / 4), p.dpre + g.slot_row(v) * (p.I / 4), p.layout.rows_in(v), p.I / 2, 2 * begin, 2 * end);
   }
 };
 
