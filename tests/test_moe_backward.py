@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 from dataclasses import replace
 
 import ml_dtypes
@@ -16,12 +15,12 @@ from kosmos_raw.build.params import INTO
 from kosmos_raw.checks import moe, moe_backward
 from kosmos_raw.checks.validate import Outcome, merge
 from kosmos_raw.cli.validate_moe import LARGEST
-from kosmos_raw.device import cpu
 from kosmos_raw.device.base import Tile
 from kosmos_raw.plan.moe.backward import plan_moe_backward
 from kosmos_raw.plan.moe.config import MoEConfig, models
 from kosmos_raw.plan.moe.forward import plan_moe_forward
 from kosmos_raw.plan.moe.sizes import Rings
+from kosmos_raw.ranks.communicator import POISON
 from kosmos_raw.ranks.launch import launch
 
 SMALL = MoEConfig(
@@ -157,16 +156,8 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("rule", MISTAKES)
-def test_mistakes_in_the_kernel_are_found(rule: str, tmp_path, monkeypatch) -> None:
-    shutil.copytree(sources.folder(), tmp_path / "hip_kernels")
-    header, kernel = tmp_path / "hip_kernels/work/moe_backward.h", tmp_path / "hip_kernels/kernels/moe_backward.hip"
-    old, new = MISTAKES[rule]
-    assert header.read_text().count(old) == 1
-    header.write_text(header.read_text().replace(old, new))
-    kernel.write_text(f"{kernel.read_text()}// {new}\n")  # so that the cache knows it from the right one
-    whole = cpu._library
-    wrong = zig.shared_library(kernel)
-    monkeypatch.setattr(cpu, "_library", lambda op, flags: wrong if op == "moe_backward" else whole(op, flags))
+def test_mistakes_in_the_kernel_are_found(rule: str, mutated) -> None:
+    mutated("work/moe_backward.h", *MISTAKES[rule])
     case = moe.MoeCase(RULES[rule], (40, 21), iters=1, repeats=1, into="set_f32")
     outcome = judged(case)
     assert not outcome.passed and outcome.bitwise_repeat and "gradient of" in outcome.problems[0]
@@ -222,6 +213,31 @@ def test_what_a_layer_cannot_go_back_through_is_refused() -> None:
     launch(work, ranks=2, mode="threads", device="cpu")
 
 
+@pytest.mark.parametrize("options", [{}, {"recompute": True}, {"dtype": "mxfp8"}], ids=["bf16", "recompute", "mxfp8"])
+def test_poison_is_wherever_peers_write(options: dict) -> None:
+    """A second backward finds nothing of the first, nor of the forward but what that has left for it."""
+
+    def work(comm):
+        layer, case = layer_of(comm, **options)
+        x, dy = inputs_of(case, comm.rank)
+        layer.forward(x)
+        first = layer.backward(dy)
+        layer.poison(forwarded=False)
+        regions = comm.arena.regions()
+        del regions["moe.counts"]
+        for offset, nbytes in regions.values():
+            there = comm.device.array(comm.arena.address(comm.rank, offset), (nbytes // 2,), np.uint16, comm)
+            assert (there == POISON).all()
+        again = layer.backward(dy)
+        layer.poison()
+        with pytest.raises(ValueError, match="backward wants a forward before it"):
+            layer.backward(dy)
+        return len(regions), again.x.tobytes() == first.x.tobytes()
+
+    regions = 2 + bool(options) + ("dtype" in options)  # dOut and dX; x where it is pushed again; its columns
+    assert launch(work, ranks=2, mode="threads", device="cpu") == [(regions, True)] * 2
+
+
 def test_wrong_calls_are_refused_before_anything_is_launched() -> None:
     def work(comm):
         layer, case = layer_of(comm)
@@ -256,7 +272,7 @@ def test_the_plan_counts_the_words_that_the_headers_do(tmp_path) -> None:
           MoeBackwardParams p{{}};
           p.layout.tile_m = tile_m, p.tokens = tokens, p.layout.row_cap = rows, p.piece_cap = pieces;
           const MoeBackwardWords w(p);
-          out[0] = w.round_done(rows) - w.head(0);
+          out[0] = w.quantised(rows) - w.head(0);
           out[1] = MoeBackwardQueue(p).words();
           out[2] = LANES_A_DOT;
         }}"""

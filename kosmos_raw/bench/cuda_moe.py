@@ -21,8 +21,8 @@ from ..numerics.bf16 import widen
 from ..ops.moe_forward import MoELayer
 from ..ops.moe_weights import MoEWeights
 from ..plan.moe.config import MoEConfig
-from ..plan.moe.forward import OP, Crews
-from ..plan.moe.sizes import CAPACITY, Rings, default_rings, tables
+from ..plan.moe.forward import OP, Crews, plan_moe_forward
+from ..plan.moe.sizes import CAPACITY, Rings, default_rings
 from ..ranks.communicator import POISON, Communicator
 from .checking import normal
 from .cuda_ops import PLANNED, Options, alternate, torch_group
@@ -62,8 +62,8 @@ def rings_of(options: Options, config: MoEConfig, ranks: int, tokens: int, tile:
     """Of a variant like capacity=2,y_steps=8: times balanced rows, and steps whose rows y holds."""
     if not {"capacity", "y_steps"} & set(options):
         return None
-    sizes = tables(config, ranks, tokens, tile.m, pad=options.get("pad", 1), pull=bool(options.get("pull", 0)))
-    rings = default_rings(sizes, options.get("capacity", CAPACITY))
+    plan = plan_moe_forward(config, ranks, tokens, tile, 1, pad=options.get("pad"), pull=bool(options.get("pull", 0)))
+    rings = default_rings(plan.tables, options.get("capacity", CAPACITY))
     y_slots = min(rings.h_slots, options["y_steps"] * rings.step_rows) if "y_steps" in options else rings.y_slots
     return replace(rings, y_slots=y_slots)
 

@@ -100,6 +100,7 @@ class Backward(Problem):
             array[...] = POISON
         _, saved = layer.forward(self.x, out=self.out)
         ids = saved.experts
+        layer.poison(forwarded=False)
         g = self.back(layer)
         self.comm.synchronize()
         return outputs | {"slot_weights": g.slot_weights, "logits": g.logits}, ids

@@ -129,7 +129,7 @@ class _Call:
     def backward(self, outcome: Outcome) -> _Results:
         """Into arrays between guards, which hold poison, or random numbers where they are added to."""
         comm, case, device = self.comm, self.case, self.comm.device
-        self._poison_what_arrives()
+        self.layer.poison(forwarded=False)
         dtype = np.dtype(np.float32 if case.into.endswith("f32") else np.uint16)
         guarded, views = {}, {}
         wanted: dict[str, tuple[tuple[int, ...], np.dtype]] = {"x": (self.x.shape, np.dtype(np.uint16))}
@@ -169,14 +169,6 @@ class _Call:
 
     def before(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         return before(self.case, self.comm.rank, self.iteration, name, shape)
-
-    def _poison_what_arrives(self) -> None:
-        """Communicator.poison leaves alone what a layer keeps; but none of this may be found as it was."""
-        arena = self.comm.arena
-        for name in (f"{OP}.dy_at", f"{OP}.dx_at", f"{OP}.x_columns_at"):
-            if name in arena.regions():
-                offset, nbytes = arena.regions()[name]
-                self.comm.device.fill(arena.address(self.comm.rank, offset), nbytes, POISON)
 
 
 def before(case: MoeCase, rank: int, iteration: int, name: str, shape: tuple[int, ...]) -> np.ndarray:

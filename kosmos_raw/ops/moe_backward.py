@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from .moe_forward import MoELayer
 
 
+ARRIVES = tuple(f"{OP}.{name}" for name in ("dy_at", "dx_at", "x_columns_at"))  # regions that peers write into
+
+
 @dataclass
 class Forwarded:
     """The forward that a backward goes back through."""

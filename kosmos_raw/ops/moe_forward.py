@@ -14,12 +14,13 @@ from ..plan.moe.forward import LANES, OP, TOKEN_WORDS, Crews, MoeForwardPlan, ke
 from ..plan.moe.sizes import Rings
 from ..ranks.communicator import POISON, Communicator
 from .arguments import as_matrix, local_operand, result, symmetric_operand
-from .moe_backward import Forwarded, MoEBackward
+from .moe_backward import ARRIVES, Forwarded, MoEBackward
 from .moe_gradients import MoEGradients
 from .moe_saved import MoESaved
 from .moe_weights import MoEWeights, Prepared, fill_copy, parts_of, refuse_extra
 
 OF_ALL_LAYERS = ("h", "h_copy", "y")  # what no launch finds as another one has left it
+X_RING = "moe.x_ring"  # nor does any find so this region, of layers whose backwards push again what they read of x
 
 
 class MoELayer:
@@ -204,11 +205,20 @@ class MoELayer:
                 self.comm.free(array)
         self.comm.forget(f"{self._name}.")
 
-    def poison(self) -> None:
-        """Fills what Communicator.poison leaves alone of the layer's memory with NaNs: what peers write into."""
-        for array in (self._x_ring, self._combine, self._list):
-            if array is not None:
-                self.comm.device.fill(self.comm.device.address_of(array), array.nbytes, POISON)
+    def poison(self, *, forwarded: bool = True) -> None:
+        """Fills with NaNs what Communicator.poison leaves alone and peers write into, in forwards and backwards.
+
+        Args: forwarded: also what the last forward has left there; it has no backward then.
+        """
+        device, arena = self.comm.device, self.comm.arena
+        of_calls = [arena.regions()[name] for name in (X_RING, *ARRIVES) if name in arena.regions()]
+        places = [(arena.address(self.comm.rank, offset), nbytes) for offset, nbytes in of_calls]
+        if forwarded:
+            self._last = None
+            kept = [array for array in (self._x_ring, self._combine, self._list) if array is not None]
+            places += [(device.address_of(array), array.nbytes) for array in kept]
+        for address, nbytes in places:
+            device.fill(address, nbytes, POISON)
 
     # -- what a call is made of
 
@@ -278,7 +288,7 @@ class MoELayer:
         """Fills in where rings are now: those of all layers together may have moved."""
         comm = self.comm
         if self._x_ring is None:
-            p["x_at"] = comm.symmetric_region("moe.x_ring", self.plan.x_bytes, OP)[0] // 16
+            p["x_at"] = comm.symmetric_region(X_RING, self.plan.x_bytes, OP)[0] // 16
         else:
             p["x_at"] = (comm.device.address_of(self._x_ring) - comm.arena.address(comm.rank)) // 16
         rings, plan = self.plan.rings, self.plan
