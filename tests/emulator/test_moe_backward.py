@@ -13,6 +13,7 @@ from kosmos_raw.cli.validate_moe import LARGEST
 from kosmos_raw.plan.moe.config import MoEConfig
 
 from .test_moe_forward import CACHES, LATE, SMALL
+from .test_moe_forward import INPUTS as TWO_STEPS
 from .test_operators import emulated  # noqa: F401  (a fixture)
 
 pytestmark = [
@@ -38,3 +39,9 @@ def test_gradients(case: moe.MoeCase, options: emulator.Options, emulated) -> No
     given = {"mode": "threads", "device": "cpu", "arena_bytes": moe.arena_bytes(case, LARGEST), "workgroups": 4}
     outcome = merge(kr.launch(moe_backward.run, case, ranks=case.ranks, **given))
     assert outcome.passed, outcome.problems
+
+
+def test_gradients_in_mxfp8(emulated) -> None:  # noqa: F811
+    """An expert of two tile rows in rings of one; two K steps along H, I and rows."""
+    given = {"dtype": "mxfp8", "iters": 1, "repeats": 1, "into": "add_f32"}
+    test_gradients(moe.MoeCase(TWO_STEPS, (290, 15), "one_expert", "smallest", **given), LATE, emulated)
