@@ -244,9 +244,9 @@ WEIGHED_LATE = """
             for (u32 c = 0; c < 8; c++) y[c] = scale * from_e4m3(elements[2 * i + c / 4] >> c % 4 * 8 & 255);
             four[i] = change(slot, eight_bf16(y));
           }"""
-QUANTIZE_H = "quantize_along(mx.h, first, column, left < l.tile_m ? left : l.tile_m, columns / MX_BLOCK,"
+QUANTIZE_H = "quantize_along(mx.h, first, column, p.layout.rows_in(w.row), columns / MX_BLOCK,"
 H_OF_FP32 = """
-    for (u32 r = 0; r < (left < l.tile_m ? left : l.tile_m); r++)
+    for (u32 r = 0; r < p.layout.rows_in(w.row); r++)
       for (u32 k = column; k < column + columns; k += MX_BLOCK) {
         u32 x[MX_BLOCK];
         for (u32 j = 0; j < MX_BLOCK; j++) {
