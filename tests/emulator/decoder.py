@@ -352,13 +352,38 @@ def decode(data: bytes) -> tuple[Line, int]:
 
 def decoded(data: bytes) -> list[Line]:
     """All instructions of a kernel; jumps are ("index", which instruction)."""
-    lines, starts, at = [], {}, 0
+    lines: list[tuple[int, Line, int]] = []  # where it begins, itself, where it ends
+    at = 0
     while at < len(data):
         line, size = decode(data[at : at + 16])
-        starts[at] = len(lines)
-        lines.append((line, at + size))
+        lines.append((at, line, at + size))
         at += size
-    return [_jump(line, lambda words, end=end: starts.get(end + 4 * words, -1)) for line, end in lines]
+        if line.mnemonic == "s_setpc_b64":
+            lines[-4:] = _far_branch(lines[-4:])
+    starts = {start: i for i, (start, _, _) in enumerate(lines)}
+    return [_jump(line, lambda words, end=end: starts.get(end + 4 * words, -1)) for _, line, end in lines]
+
+
+def _far_branch(lines: list[tuple[int, Line, int]]) -> list[tuple[int, Line, int]]:
+    """One jump of what adds a distance to the program counter and goes there, as the text's reader makes it."""
+    (start, getpc, base), (_, low, _), (_, high, _), (_, setpc, end) = lines
+    first, registers = getpc.operands[0][1:3]
+    pair = [("s", first + i, 1, False, False) for i in range(2)]
+    words = ("s", first, registers, False, False)
+    added = [_signed(line, name, pair[i]) for i, (line, name) in enumerate(((low, "s_add_u32"), (high, "s_addc_u32")))]
+    if (getpc.mnemonic, registers, setpc.operands) != ("s_getpc_b64", 2, (words,)) or None in added:
+        return lines
+    distance = added[0] + (1 << 32) * added[1]
+    return [(start, Line("s_branch", "", (("jump", (base + distance - end) // 4),), frozenset()), end)]
+
+
+def _signed(line: Line, mnemonic: str, register: Part) -> int | None:
+    """The constant that is added to a register: of the low half, not negative."""
+    if line.mnemonic != mnemonic or line.operands[:2] != (register, register):
+        return None
+    kind, n = line.operands[2]
+    value = n if kind == "literal" else n - 128 if n <= 192 else 192 - n
+    return value & 0xFFFFFFFF if mnemonic == "s_add_u32" else value - (value >> 31 << 32)
 
 
 def _jump(line: Line, target: Callable[[Any], int]) -> Line:
