@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 from tinygrad.renderer.amd import decode_inst
@@ -332,9 +331,20 @@ _BY_CLASS: dict[str, Callable[[_Fields], tuple[list[Part], dict[str, Any]]]] = {
 }  # fmt: skip
 
 
-@cache
+_known: dict[bytes, Line] = {}  # by the bytes of one instruction. They say themselves how many they are
+
+
 def decode(data: bytes) -> tuple[Line, int]:
     """The instruction that 16 bytes (fewer at a kernel's end) begin with, and its size."""
+    for size in (4, 8, 12, 16):
+        if line := _known.get(data[:size]):
+            return line, size
+    line, size = _decode(data)
+    _known[data[:size]] = line
+    return line, size
+
+
+def _decode(data: bytes) -> tuple[Line, int]:
     i = decode_inst(data, "cdna")
     name = type(i).__name__.removesuffix("_LIT")
     if name not in _BY_CLASS:
