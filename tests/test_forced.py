@@ -15,9 +15,9 @@ from .forced.forced import OPS, Setup, amiss, play, right
 HISTORIES = {1: 200, 2: 1000, 3: 1200, 8: 100}
 # Of operators whose histories take several times as long, or whose protocol is for the most part another's: a sample.
 # More: tests/forced/forced.py moe_forward --histories 20000
-SAMPLE = {op: {1: 60, 2: 150, 3: 250, 8: 20} for op in ("moe_forward", "ag_gemm_grads")}
+SAMPLE = {op: {1: 30, 2: 75, 3: 125, 8: 10} for op in ("moe_forward", "ag_gemm_grads")}
 SAMPLE["moe_backward"] = {1: 50, 2: 80, 3: 150, 8: 10}
-LEAST = {"moe_forward": 3_000, "ag_gemm_grads": 3_000, "moe_backward": 1_000}
+LEAST = {"moe_forward": 1_500, "ag_gemm_grads": 1_500, "moe_backward": 1_000}
 HISTORIES_AMISS = {2: 300, 3: 300, 8: 60}
 
 FORMS = pytest.mark.parametrize("run_ahead", [False, True], ids=["serial", "ahead"])

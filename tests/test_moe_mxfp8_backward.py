@@ -41,8 +41,8 @@ def check(case: moe.MoeCase) -> None:
 # -- whole layers: their first iteration is of all magnitudes, a second one is noise
 
 LAYERS = [*product(enumerate(models()), (2, 4, 8), (False, True))]
-# One of each model in the normal suite; over them, all ranks both balanced and not.
-SAMPLE = {((i, model), (2, 4, 8)[i % 3], i % 2 == 0) for i, model in enumerate(models())}
+# Four models are in the normal suite: over them, all ranks, balanced and not.
+SAMPLE = {((i, model), (2, 4, 8)[i % 3], i % 2 == 0) for i, model in enumerate(models()) if i < 4}
 
 
 @pytest.mark.parametrize(
