@@ -2,6 +2,8 @@
 #pragma once
 #include "../target/target.h"
 
+// One of the eight in a word.
+DEVICE inline u32 bf16_in(const Vec16& v, u32 i) { return (u32)((i < 4 ? v.lo : v.hi) >> i % 4 * 16) & 0xffff; }
 DEVICE inline float from_bf16(u32 h) { return __builtin_bit_cast(float, h << 16); }
 // Rounded to nearest even; NaNs are quiet.
 DEVICE inline u64 pack_bf16(float a, float b, float c, float d) { return target::pack_bf16(a, b, c, d); }

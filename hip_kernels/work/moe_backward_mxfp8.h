@@ -65,4 +65,5 @@ struct MoeMxfp8Gradients {
 #pragma unroll
       for (u32 j = 0; j < 4; j++) four[j] = target::read(dpre + (u64)row * (p.I / 4) + block * 4 + j);
     });
-  }};
+  }
+};

@@ -8,7 +8,14 @@
 constexpr u32 MX_WORD = target::MULTIPLIES_MXFP8 ? 16 : 8;  // elements of a 16-byte word of what tiles multiply
 
 DEVICE inline Vec16 word_of(const u32* four) { return {four[0] | (u64)four[1] << 32, four[2] | (u64)four[3] << 32}; }
-DEVICE inline u32 bf16_in(const Vec16& v, u32 i) { return (u32)((i < 4 ? v.lo : v.hi) >> i % 4 * 16) & 0xffff; }
+// Eight elements as BF16 of what they stand for. Exact, but for scales of extreme blocks: below byte 3 the smallest elements
+// round, and past byte 246 the largest are infinite.
+DEVICE inline Vec16 dequantized(u64 eight, float scale) {
+  float x[8];
+#pragma unroll
+  for (u32 i = 0; i < 8; i++) x[i] = from_e4m3((u32)(eight >> 8 * i) & 255) * scale;
+  return {pack_bf16(x[0], x[1], x[2], x[3]), pack_bf16(x[4], x[5], x[6], x[7])};
+}
 
 // Elements k .. k + 31 of a line, and their scale.
 DEVICE inline void put_mxfp8(const MxCopy& to, u64 line, u32 k, const u32 (&elements)[MX_BLOCK / 4], u32 byte) {
@@ -26,10 +33,8 @@ DEVICE inline void put_block(const MxCopy& to, u64 line, u32 k, const u32 (&x)[M
   const float scale = scale_value(byte);
 #pragma unroll
   for (u32 i = 0; i < MX_BLOCK / 8; i++) {
-    float y[8];
-#pragma unroll
-    for (u32 j = 0; j < 8; j++) y[j] = from_e4m3(elements[2 * i + j / 4] >> j % 4 * 8 & 255) * scale;
-    target::write(to.elements + (line * to.depth + k) / 8 + i, Vec16{pack_bf16(y[0], y[1], y[2], y[3]), pack_bf16(y[4], y[5], y[6], y[7])});
+    const u64 eight = elements[2 * i] | (u64)elements[2 * i + 1] << 32;
+    target::write(to.elements + (line * to.depth + k) / 8 + i, dequantized(eight, scale));
   }
 }
 

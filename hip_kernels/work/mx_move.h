@@ -1,11 +1,8 @@
 // DOING IT, MXFP8: copies of a shard moved, elements and scales; and made BF16, where the target cannot multiply them as
-// they are. BF16 holds every element times its scale exactly, but for scales of extreme blocks: below byte 3 the smallest
-// elements round, and past byte 246 the largest are infinite.
+// they are.
 #pragma once
-#include "../schedule/mx.h"
-#include "bf16.h"
 #include "move.h"
-#include "mxfp8.h"
+#include "mx_copy.h"
 
 // Lines of a matrix in MXFP8, in memory.
 struct MxLines {
@@ -42,13 +39,7 @@ DEVICE inline void dequantize_lines(Vec16* to, u32 ld, const MxLines& from, cons
     const float scale = scale_value(two_lines >> (line % 2 * 32 + word % 8 / 2 * 8) & 255);
     Vec16* at = to + ((u64)line * ld + word * 16) / 8;
 #pragma unroll
-    for (u32 j = 0; j < 2; j++) {
-      const u64 eight = j ? codes.hi : codes.lo;
-      float x[8];
-#pragma unroll
-      for (u32 k = 0; k < 8; k++) x[k] = from_e4m3((u32)(eight >> 8 * k) & 255) * scale;
-      target::write(at + j, Vec16{pack_bf16(x[0], x[1], x[2], x[3]), pack_bf16(x[4], x[5], x[6], x[7])});
-    }
+    for (u32 j = 0; j < 2; j++) target::write(at + j, dequantized(j ? codes.hi : codes.lo, scale));
   }
 }
 

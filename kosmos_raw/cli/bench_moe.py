@@ -71,8 +71,7 @@ def arena_bytes(
             plan = plan_moe_forward(config, args.ranks, tokens, TILE, 132, rings=rings, **given)
             together += plan.arena_bytes
             if args.what == BACKWARD:
-                back = plan_moe_backward(plan, round_rows)
-                of_backwards = max(of_backwards, back.dy_bytes + back.landing_bytes)
+                of_backwards = max(of_backwards, plan_moe_backward(plan, round_rows).arena_bytes)
         most = max(most, together + of_backwards)
     return 2 * most + (64 << 20)  # what operators keep may lie between the arrays of one layer and those of the next
 

@@ -133,8 +133,8 @@ class MoeBackwardPlan:
 
     @property
     def arena_bytes(self) -> int:
-        """Of every rank's arena, that backwards take; rounded up generously."""
-        return self.dy_bytes + self.landing_bytes + self.x_columns_bytes + self.forward.x_bytes + (1 << 20)
+        """Of every rank's arena, that backwards take."""
+        return self.dy_bytes + self.landing_bytes + self.x_columns_bytes
 
     @property
     def landing_bytes(self) -> int:
