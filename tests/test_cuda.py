@@ -18,6 +18,7 @@ from kosmos_raw.checks.operators import Case
 from kosmos_raw.checks.validate import arena_bytes, merge, run_all
 from kosmos_raw.errors import KosmosError, WaitError
 from tests.sm90 import layouts
+from tests.test_layers_mxfp8 import check_mlp
 
 
 def _missing() -> str | None:
@@ -96,6 +97,10 @@ def test_processes_match_oracle():
     outcomes = kr.launch(run_all, cases, ranks=2, device="cuda", mode="processes", arena_bytes=64 << 20)
     for of_ranks in zip(*outcomes, strict=True):
         assert merge(of_ranks).passed, merge(of_ranks).problems
+
+
+def test_mxfp8_layers_multiply_what_is_quantised():
+    check_mlp((60, 71), 2, "float32", device="cuda", mode="threads", arena_bytes=64 << 20)
 
 
 def _bits(comm, calls):
