@@ -48,9 +48,9 @@ struct AgGemmDgradSplit {
   DEVICE static TileOperands operands(const Params& p, const Work& w) {
     return AgGemmDgrad::operands_of(p, w, w.part / p.split.parts, w.part % p.split.parts);
   }
-  DEVICE static void store_f32(const Params& p, const Work& w, u32 row, u32 column, const float (&four)[4]) {
-    const u64 at = (AgGemmDgrad::first_row(p, w) + row) * p.ldc + (u64)(w.part / p.split.parts) * p.tile_n + column;
-    put_four(p.split.sums, w.part % p.split.parts * part_words(p) + at, SET_F32, four);
+  DEVICE static SumsTo sums_to(const Params& p, const Work& w) {
+    const u64 first = AgGemmDgrad::first_row(p, w) * p.ldc + (u64)(w.part / p.split.parts) * p.tile_n;
+    return {p.split.sums, w.part % p.split.parts * part_words(p) + first, p.ldc, SET_F32};
   }
   DEVICE static Block pulled(const Params& p, const Work& w) { return AgGemmDgrad::pulled(p, w); }
   DEVICE static void move(const Schedule& s, const Work& w) {

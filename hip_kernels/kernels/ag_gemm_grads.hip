@@ -42,8 +42,8 @@ struct AgGemmGrads {
     const TileResult to = result(p, w);
     target::write(to.c + ((u64)row * to.ldc + column) / 4, four_bf16);
   }
-  DEVICE static void store_f32(const Params& p, const Work& w, u32 row, u32 column, const float (&four)[4]) {
-    put_four(p.gradient, (first_row(p, w) + row) * p.gradient_ld + cols(p, w).first + column, (Into)p.into, four);
+  DEVICE static SumsTo sums_to(const Params& p, const Work& w) {
+    return {p.gradient, first_row(p, w) * p.gradient_ld + cols(p, w).first, p.gradient_ld, (Into)p.into};
   }
 
   DEVICE static void move(const Schedule& s, const Work& w) {

@@ -25,10 +25,10 @@ struct BulkRs {
     return {p.a + (k * p.lda + (u64)w.row * p.m.tile_m) / 8, p.b + (k * p.ldc + c.first) / 8,
             rows(p, w.row), c.count, p.split.k(part, p.K), p.lda, p.ldc};
   }
-  DEVICE static void store_f32(const Params& p, const Work& w, u32 row, u32 column, const float (&four)[4]) {
-    const u64 at = ((u64)w.row * p.m.tile_m + row) * p.ldc + cols(p, w).first + column;
-    if (p.split.parts == 1) put_four(p.c, at, (Into)p.into, four);
-    else put_four(p.split.sums, w.part % p.split.parts * ((u64)p.M * p.ldc) + at, SET_F32, four);
+  DEVICE static SumsTo sums_to(const Params& p, const Work& w) {
+    const u64 first = (u64)w.row * p.m.tile_m * p.ldc + cols(p, w).first;
+    if (p.split.parts == 1) return {p.c, first, p.ldc, (Into)p.into};
+    return {p.split.sums, w.part % p.split.parts * ((u64)p.M * p.ldc) + first, p.ldc, SET_F32};
   }
   static constexpr bool STAGED = false;
   DEVICE static Addends addends(const Schedule& s, const Work& w) {

@@ -85,33 +85,35 @@ struct MoeBackward {
     const TileResult to = result(p, w);
     target::write(to.c + ((u64)row * to.ldc + column) / 4, four_bf16);
   }
-  DEVICE static void store_f32(const Params& p, const Work& w, u32 row, u32 column, const float (&four)[4]) {
+  DEVICE static MoeSumsTo sums_to(const Params& p, const Work& w) {
+    if (w.kind == DGRAD2 || w.kind == SHARED_D2) return MoeSumsTo(dh_to(p, w));
+    return MoeSumsTo(gradient_to(p, w));
+  }
+  DEVICE static DSwigluTo dh_to(const Params& p, const Work& w) {
+    const u32 column = tile_at(p, w).column, I2 = 2 * p.I, S2 = 2 * p.S;
+    if (w.kind == DGRAD2) {
+      const u64 row = MoeGradients(p).slot_row(w.row);
+      return {(const u64*)p.pre + row * (I2 / 4), (u64*)p.dpre + row * (I2 / 4), (u64*)p.h + row * (p.I / 4),
+              I2 / 4, I2 / 4, p.I / 4, column, nullptr, 0, 0, p.clamp};
+    }
+    const u64 t = (u64)w.row * p.layout.tile_m;
+    u64* dpre = (u64*)p.own_left + (t * p.own_ld + p.router_copies * p.router_ld) / 4;
+    return {(const u64*)p.shared_pre + t * (S2 / 4), dpre, (u64*)p.shared_h + t * (p.S / 4), S2 / 4, p.own_ld / 4, p.S / 4, column,
+            p.gate_column == NOBODY ? nullptr : p.logits, t * p.logit_ld + p.gate_column, p.logit_ld, float_of(FP32_INFINITY)};
+  }
+  DEVICE static GradientTo gradient_to(const Params& p, const Work& w) {
     const At at = tile_at(p, w);
-    const u32 H = p.H, c = at.column + column, r = at.row + row;
+    const u32 H = p.H;
     switch (w.kind) {
-      case DGRAD2: {
-        const u64 to = MoeGradients(p).slot_row(w.row) + row;
-        return store_dswiglu(p.pre + to * (2 * p.I / 8), (u64*)p.dpre + to * (2 * p.I / 4), (u64*)p.h + to * (p.I / 4), c, four, 1.f, p.clamp);
-      }
-      case SHARED_D2: {
-        const u64 t = (u64)w.row * p.layout.tile_m + row;
-        const bool gated = p.gate_column != NOBODY;
-        const float weight = gated ? sigmoid(float_at(p.logits, t * p.logit_ld + p.gate_column)) : 1.f;
-        u64* dpre = (u64*)p.own_left + (t * p.own_ld + p.router_copies * p.router_ld) / 4;
-        return store_dswiglu(p.shared_pre + t * (2 * p.S / 8), dpre, (u64*)p.shared_h + t * (p.S / 4), c, four, weight, float_of(FP32_INFINITY));
-      }
-      case OWN_DX: {
-        const u64 t = (u64)w.row * p.layout.tile_m + row;
-        return target::write(p.own_dx + (t * H + c) / 4, four_floats(four));
-      }
+      case OWN_DX: return {{p.own_dx, nullptr, SET_F32, 0}, 0, H, w.row * p.layout.tile_m, at.column, 0, true, true};
       case WGRAD2: case WGRAD1: {
         const MoePiece x = MoeBackwardQueue(p).piece(w.row);
-        if (w.kind == WGRAD2) return put_gradient(p.d_down, ((u64)x.expert * H + r) * p.I + c, x.begins, x.ends, four);
-        return put_gradient(p.d_gate_up, ((u64)x.expert * 2 * p.I + separated_at(r, p.I)) * H + c, x.begins, x.ends, four);
+        if (w.kind == WGRAD2) return {p.d_down, (u64)x.expert * H * p.I, p.I, at.row, at.column, 0, x.begins != 0, x.ends != 0};
+        return {p.d_gate_up, (u64)x.expert * 2 * p.I * H, H, at.row, at.column, p.I, x.begins != 0, x.ends != 0};
       }
-      case SHARED_W2: return put_gradient(p.d_shared_down, (u64)r * p.S + c, true, true, four);
-      case SHARED_W1: return put_gradient(p.d_shared_gate_up, (u64)separated_at(r, p.S) * H + c, true, true, four);
-      default: return put_gradient(p.d_router, (u64)r * H + c, w.row == 0, w.row == 1, four);
+      case SHARED_W2: return {p.d_shared_down, 0, p.S, at.row, at.column, 0, true, true};
+      case SHARED_W1: return {p.d_shared_gate_up, 0, H, at.row, at.column, p.S, true, true};
+      default: return {p.d_router, 0, H, at.row, at.column, 0, w.row == 0, w.row == 1};
     }
   }
 

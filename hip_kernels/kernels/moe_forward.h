@@ -2,6 +2,7 @@
 #pragma once
 #include "../schedule/moe_forward.h"  // defines: MoeParams, MoeSchedule
 #include "../work/moe_mxfp8.h"
+#include "../work/sum.h"
 #include "mx_operands.h"
 
 struct MoeForward {
@@ -47,16 +48,13 @@ struct MoeForward {
     const TileResult to = result(p, w);
     target::write(to.c + ((u64)row * to.ldc + column) / 4, four_bf16);
   }
-  DEVICE static void store_f32(const Params& p, const Work& w, u32 row, u32 column, const float (&four)[4]) {
-    const u64 at = ((u64)w.row * p.layout.tile_m + row) * p.logit_ld + (u64)w.part * p.tile_n + column;
-    target::write(p.logits + at / 4, four_floats(four));
+  DEVICE static SumsTo sums_to(const Params& p, const Work& w) {
+    return {p.logits, (u64)w.row * p.layout.tile_m * p.logit_ld + (u64)w.part * p.tile_n, p.logit_ld, SET_F32};
   }
-  DEVICE static void store_gated(const Params& p, const Work& w, u32 row, u32 column, const float (&gate)[4],
-                                 const float (&up)[4]) {
-    const bool routed = w.kind == GEMM1;
-    store_swiglu(routed ? p.pre : p.shared_pre, routed ? p.h : p.shared_h,
-                 (routed ? ring_row(p, w) : (u64)w.row * p.layout.tile_m) + row, routed ? p.I : p.S,
-                 w.part * p.tile_n / 2 + column, gate, up, routed ? p.clamp : float_of(FP32_INFINITY));
+  DEVICE static SwigluTo gated_to(const Params& p, const Work& w) {
+    const u32 column = w.part * p.tile_n / 2;
+    if (w.kind == GEMM1) return {p.pre, p.h, ring_row(p, w), p.I, column, p.clamp};
+    return {p.shared_pre, p.shared_h, (u64)w.row * p.layout.tile_m, p.S, column, float_of(FP32_INFINITY)};
   }
 
   // Every kind that is no tile. GATE is all waiting.

@@ -29,7 +29,7 @@ struct TileResult {
   u32 ldc;  // elements: a multiple of 8 below 2^21, and at least the columns rounded up to 8: all of those are written
 };
 
-// What is handed over of a tile: by store or result, by store_f32, or by store_gated.
+// What is handed over of a tile: by store or result, to sums_to, or to gated_to.
 enum Epilogue : u32 { ROWS, SUMS, GATED_SUMS };
 
 // An operator Op offers LAYOUT (TN if it does not; where kinds of work differ, layout(kind)), ELEMENT (BF16 if it does not; where
@@ -37,9 +37,11 @@ enum Epilogue : u32 { ROWS, SUMS, GATED_SUMS };
 //   store(p, w, row, column, four)       four columns of a row of the tile, as BF16; column is a multiple of 4
 // Optional, and taken by targets that know them instead of it, the first before the second:
 //   result(p, w) -> TileResult           where store would put all of them
-//   store_f32(p, w, row, column, four)   the same four as float (&)[4], not rounded yet
+//   sums_to(p, w)                        where sums go that are not rounded yet, an object that is asked for once a tile:
+//     put(row, column, four, was)        takes four columns of a row as float (&)[4]
+//     was(row, column)                   reads what put needs of memory, so that a target can read for several at a time
 // An operator whose tiles differ says which it is, epilogue(w) -> Epilogue. GATED_SUMS: B holds rows of two matrices that
-// alternate in blocks of target::GATED, and their sums meet in store_gated(p, w, row, column, gate, up), four of each, where
+// alternate in blocks of target::GATED, and their sums meet: gated_to(p, w) has put(row, column, gate, up), four of each, where
 // column is that of one matrix alone.
 // An operator may read again what a tile of its has stored, all lanes, before that is published: where makes_copies(w), the
 // target calls make_copies(p, w).
@@ -50,7 +52,7 @@ template <class Op> DEVICE constexpr bool through() {
 }
 template <class Op, class Work> DEVICE constexpr Epilogue epilogue(const Work& w) {
   if constexpr (requires { Op::epilogue(w); }) return Op::epilogue(w);
-  else if constexpr (requires(const typename Op::Params& p, const float (&four)[4]) { Op::store_f32(p, w, 0, 0, four); })
+  else if constexpr (requires(const typename Op::Params& p) { Op::sums_to(p, w); })
     return SUMS;
   else return ROWS;
 }

@@ -29,7 +29,8 @@ struct MoeBackwardQueue {
   const MoeBackwardParams& p;
   DEVICE explicit MoeBackwardQueue(const MoeBackwardParams& p) : p(p) {}
 
-  // Entries of two lists, evenly mixed: `count` of `kind` for piece `piece`, `side_count` of `side` for side_piece.
+  // Entries of two lists: `count` of `kind` for piece `piece`, `side_count` of `side` for side_piece. Evenly mixed, but for
+  // the last `tail` of the second: what comes behind the segment waits for all of the first, which then have ended.
   struct Segment {
     u32 begin, count, side_count;  // begin: its first entry's number
     Kind kind, side;
@@ -84,8 +85,10 @@ struct MoeBackwardQueue {
   DEVICE Work entry(u32 i, u32& segment_of) const {
     Segment s = segment(segment_of);
     while (i >= s.begin + s.count + s.side_count) s = segment(++segment_of);
-    const u32 j = i - s.begin, n = s.count + s.side_count, sides = (u32)((u64)j * s.side_count / n);
-    const bool side = (u64)(j + 1) * s.side_count / n > sides;
+    const u32 mixed = s.side_count - (p.tail < s.side_count ? p.tail : s.side_count), n = s.count + mixed, j = i - s.begin;
+    if (j >= n) return item(s.side, s.side_piece, mixed + j - n);
+    const u32 sides = (u32)((u64)j * mixed / n);
+    const bool side = (u64)(j + 1) * mixed / n > sides;
     return side ? item(s.side, s.side_piece, sides) : item(s.kind, s.piece, j - sides);
   }
   // Tiles of rows: row is the tile row. Of weights: row is the piece (of the router: which part of the sum), part the tile.

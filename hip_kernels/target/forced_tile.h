@@ -54,15 +54,16 @@ template <class Op> struct Tile {
     for (u32 r = 0; r < t.rows; r++)
       for (u32 c = 0; c < t.cols; c += 4) {
         const Four sum = sums(r, c);
-        if constexpr (requires { Op::store_gated(p, w, r, c, sum.at, sum.at); })
+        if constexpr (requires { Op::gated_to(p, w); })
           if (how == GATED_SUMS) {
             const u32 block = c / (2 * GATED) * GATED, in = c % (2 * GATED);
-            if (in < GATED) Op::store_gated(p, w, r, block + in, sum.at, sums(r, c + GATED).at);
+            if (in < GATED) Op::gated_to(p, w).put(r, block + in, sum.at, sums(r, c + GATED).at);
             continue;
           }
-        if constexpr (requires { Op::store_f32(p, w, r, c, sum.at); })
+        if constexpr (requires { Op::sums_to(p, w); })
           if (how == SUMS) {
-            Op::store_f32(p, w, r, c, sum.at);
+            const auto to = Op::sums_to(p, w);
+            to.put(r, c, sum.at, to.was(r, c));
             continue;
           }
         if constexpr (requires { Op::store(p, w, r, c, 0); })

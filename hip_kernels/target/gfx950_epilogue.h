@@ -146,18 +146,23 @@ template <class T, class Each> DEVICE inline void each_gated(const T& tile, u32 
 }
 
 template <class Op, class T>
+DEVICE inline void hand_sums_over(const typename Op::Params& p, const Work& w, const T& tile, u32 rows, u32 cols) {
+  const auto to = Op::sums_to(p, w);
+  const auto put = [&](u32 row, u32 column, const float (&four)[4])
+                       __attribute__((always_inline)) { to.put(row, column, four, to.was(row, column)); };
+  if constexpr (many_layouts<Op>()) each_four_in_turn(tile, rows, cols, put);
+  else each_four(tile, rows, cols, put);
+}
+template <class Op, class T>
 DEVICE inline void hand_over_any(const typename Op::Params& p, const Work& w, const T& tile, u32 rows, u32 cols) {
   const Epilogue how = Op::epilogue(w);
   if (how == ROWS) store_rows<through<Op>()>(tile, Op::result(p, w), rows, cols);
-  else if (how == SUMS) {
-    const auto store = [&](u32 row, u32 column, const float (&four)[4])
-                           __attribute__((always_inline)) { Op::store_f32(p, w, row, column, four); };
-    if constexpr (many_layouts<Op>()) each_four_in_turn(tile, rows, cols, store);
-    else each_four(tile, rows, cols, store);
-  }
-  else if constexpr (requires(const float (&four)[4]) { Op::store_gated(p, w, 0, 0, four, four); })
+  else if (how == SUMS) hand_sums_over<Op>(p, w, tile, rows, cols);
+  else if constexpr (requires { Op::gated_to(p, w); }) {
+    const auto to = Op::gated_to(p, w);
     each_gated(tile, rows, cols, [&](u32 row, u32 column, const float (&gate)[4], const float (&up)[4])
-                                     __attribute__((always_inline)) { Op::store_gated(p, w, row, column, gate, up); });
+                                     __attribute__((always_inline)) { to.put(row, column, gate, up); });
+  }
 }
 
 template <class Op, class T>
@@ -165,13 +170,11 @@ DEVICE inline void hand_over(const typename Op::Params& p, const Work& w, const 
   if constexpr (requires { Op::epilogue(w); }) hand_over_any<Op>(p, w, tile, rows, cols);
   else if constexpr (sure_stores<Op>() > 0)
     store_rows<through<Op>()>(tile, Op::result(p, w), rows, cols);
+  else if constexpr (requires { Op::sums_to(p, w); }) hand_sums_over<Op>(p, w, tile, rows, cols);
   else
     each_four(tile, rows, cols, [&](u32 row, u32 column, const float (&four)[4]) __attribute__((always_inline)) {
-      if constexpr (requires { Op::store_f32(p, w, row, column, four); }) Op::store_f32(p, w, row, column, four);
-      else {
-        const U32x2 packed = pack(four[0], four[1], four[2], four[3]);
-        Op::store(p, w, row, column, (u64)packed[1] << 32 | packed[0]);
-      }
+      const U32x2 packed = pack(four[0], four[1], four[2], four[3]);
+      Op::store(p, w, row, column, (u64)packed[1] << 32 | packed[0]);
     });
 }
 }  // namespace target

@@ -138,11 +138,17 @@ template <class Op>
 void hand_over_row(const typename Op::Params& p, const Work& w, u32 row, u32 cols, const float* sums) {
   const auto four = [&](u32 n) -> const float(&)[4] { return *(const float(*)[4])(sums + n); };
   const Epilogue how = epilogue<Op>(w);
-  if constexpr (requires { Op::store_gated(p, w, row, 0, four(0), four(0)); })
-    for (u32 n = 0; how == GATED_SUMS && n < cols; n += n % target::GATED == target::GATED - 4 ? target::GATED + 4 : 4)
-      Op::store_gated(p, w, row, n / (2 * target::GATED) * target::GATED + n % target::GATED, four(n), four(n + target::GATED));
-  if constexpr (requires { Op::store_f32(p, w, row, 0, four(0)); })
-    for (u32 n = 0; how == SUMS && n < cols; n += 4) Op::store_f32(p, w, row, n, four(n));
+  if constexpr (requires { Op::gated_to(p, w); })
+    if (how == GATED_SUMS) {
+      const auto to = Op::gated_to(p, w);
+      for (u32 n = 0; n < cols; n += n % target::GATED == target::GATED - 4 ? target::GATED + 4 : 4)
+        to.put(row, n / (2 * target::GATED) * target::GATED + n % target::GATED, four(n), four(n + target::GATED));
+    }
+  if constexpr (requires { Op::sums_to(p, w); })
+    if (how == SUMS) {
+      const auto to = Op::sums_to(p, w);
+      for (u32 n = 0; n < cols; n += 4) to.put(row, n, four(n), to.was(row, n));
+    }
   if constexpr (requires { Op::store(p, w, row, 0, 0); })
     for (u32 n = 0; how == ROWS && n < cols; n += 8) {
       const Vec16 v = __builtin_bit_cast(Vec16, narrow(*(const Float8*)(sums + n)));

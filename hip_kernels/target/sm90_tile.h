@@ -222,39 +222,88 @@ INLINE void store_rows(const float (&sums)[N / 2], const TileOperands& t, const 
   }
 }
 
-// Whatever the operator does with four columns of a row. Neighbouring lanes swap, so that each gets four of one row.
-struct Four {
-  float at[4];
-  INLINE Four(const float* e, bool odd) {
-    const float x = __shfl_xor_sync(~0u, odd ? e[0] : e[2], 1), y = __shfl_xor_sync(~0u, odd ? e[1] : e[3], 1);
-    at[0] = odd ? x : e[0], at[1] = odd ? y : e[1], at[2] = odd ? e[2] : x, at[3] = odd ? e[3] : y;
-  }
-};
-template <u32 N, class Each> INLINE void each_four(const float (&sums)[N / 2], const TileOperands& t, Each each) {
-  const u32 l = lane() % 32, odd = l % 2, row = lane() / 32 * 16 + l / 4 + 8 * odd;
+// FP32 sums of a warp's 16 rows, 32 columns at a time, in its part of a panel. There lanes exchange them, so that each has four
+// neighbours, and eight lanes 32 of a row: what they read and write of memory then are whole sectors.
+constexpr u32 SUM_COLUMNS = 32;
+static_assert(16 * SUM_COLUMNS * 4 == WARP_PANEL);
+struct SumPanel {
+  u32 at;
+  INLINE SumPanel(u32 shared, bool one)
+      : at((one ? shared + RESULT_AT + lane() / 128 * 4 * WARP_PANEL : panel_at(shared, lane() / 128, 0)) +
+           lane() / 32 % 4 * WARP_PANEL) {}
+  // Units of 16 bytes are exchanged within a row, so that no bank is asked twice at a time.
+  INLINE u32 place(u32 row, u32 unit) const { return at + row * 128 + ((unit ^ (row * 2 % 8 | row / 4 % 2)) * 16); }
+
+  // Columns [32 which, 32 which + 32). By a number that is known when it runs: so there is one copy of what follows.
+  template <u32 N> INLINE void put(const float (&sums)[N / 2], u32 which) const {
+    const u32 l = lane() % 32, row = l / 4, unit = l % 4 / 2, half = l % 2 * 8;
+    __syncwarp();  // what was there has been read
 #pragma unroll
-  for (u32 j = 0; j < N / 8; j++) {
-    const u32 column = 8 * j + l % 4 / 2 * 4;
-    const Four four(sums + 4 * j, odd);
-    if (row < t.rows && column < t.cols) each(row, column, four.at);
+    for (u32 c = 0; c < N / SUM_COLUMNS; c++) {
+      if (c != which) continue;
+#pragma unroll
+      for (u32 j = 0; j < 4; j++) {
+        const float* s = sums + c * 16 + j * 4;
+        put_two(place(row, 2 * j + unit) + half, s[0], s[1]);
+        put_two(place(row + 8, 2 * j + unit) + half, s[2], s[3]);
+      }
+    }
+    __syncwarp();
+  }
+  INLINE static void put_two(u32 address, float a, float b) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(a), "f"(b) : "memory");
+  }
+  struct Four {
+    float at[4];
+  };
+  INLINE Four get(u32 row, u32 unit) const { return __builtin_bit_cast(Four, load_shared(place(row, unit))); }
+};
+
+template <u32 N, class To>
+INLINE void hand_sums_over(const float (&sums)[N / 2], const TileOperands& t, const SumPanel& panel, const To& to) {
+  constexpr u32 TIMES = 4;  // of four rows; what a tile has in memory is read for all of them before any is stored
+  const u32 l = lane() % 32, first = lane() / 32 * 16;
+#pragma unroll 1
+  for (u32 which = 0; which * SUM_COLUMNS < t.cols; which++) {
+    panel.put<N>(sums, which);
+    const u32 column = which * SUM_COLUMNS + l % 8 * 4;
+    const auto row = [&](u32 i) { return i * 4 + l / 8; };
+    const auto is_there = [&](u32 i) { return first + row(i) < t.rows && column < t.cols; };
+    decltype(to.was(0, 0)) was[TIMES];
+#pragma unroll
+    for (u32 i = 0; i < TIMES; i++) {
+      was[i] = {};
+      if (is_there(i)) was[i] = to.was(first + row(i), column);
+    }
+#pragma unroll
+    for (u32 i = 0; i < TIMES; i++)
+      if (is_there(i)) to.put(first + row(i), column, panel.get(row(i), l % 8).at, was[i]);
   }
 }
 // The same of columns that alternate in blocks of GATED: four of gate and the four of up; column is that of one of both.
-template <u32 N, class Each> INLINE void each_gated(const float (&sums)[N / 2], const TileOperands& t, Each each) {
-  static_assert(GATED == 16 && N % (2 * GATED) == 0);
-  const u32 l = lane() % 32, odd = l % 2, row = lane() / 32 * 16 + l / 4 + 8 * odd;
+template <u32 N, class To>
+INLINE void hand_gated_over(const float (&sums)[N / 2], const TileOperands& t, const SumPanel& panel, const To& to) {
+  static_assert(2 * GATED == SUM_COLUMNS);
+  const u32 l = lane() % 32, first = lane() / 32 * 16;
+#pragma unroll 1
+  for (u32 which = 0; which * SUM_COLUMNS < t.cols; which++) {
+    panel.put<N>(sums, which);
 #pragma unroll
-  for (u32 j = 0; j < N / 8; j += j % 2 ? 3 : 1) {
-    const Four gate(sums + 4 * j, odd), up(sums + 4 * (j + 2), odd);
-    if (row < t.rows && 8 * j < t.cols) each(row, j / 4 * GATED + 8 * (j % 2) + l % 4 / 2 * 4, gate.at, up.at);
+    for (u32 i = 0; i < 2; i++) {
+      const u32 row = i * 8 + l / 4, unit = l % 4;
+      const SumPanel::Four gate = panel.get(row, unit), up = panel.get(row, unit + 4);
+      if (first + row < t.rows) to.put(first + row, which * GATED + unit * 4, gate.at, up.at);
+    }
   }
 }
 
+// Four sums as the operator takes them.
 template <class Op>
 INLINE void hand_over_four(const typename Op::Params& p, const Work& w, u32 row, u32 column, const float (&four)[4]) {
-  if constexpr (requires { Op::store_f32(p, w, row, column, four); }) Op::store_f32(p, w, row, column, four);
-  else
-    Op::store(p, w, row, column, (u64)pack(four[2], four[3]) << 32 | pack(four[0], four[1]));
+  if constexpr (requires { Op::sums_to(p, w); }) {
+    const auto to = Op::sums_to(p, w);
+    to.put(row, column, four, to.was(row, column));
+  } else Op::store(p, w, row, column, (u64)pack(four[2], four[3]) << 32 | pack(four[0], four[1]));
 }
 // A tile of K = 0. Apart from the others: sums that may come from elsewhere than WGMMA would slow it down.
 template <class Op> INLINE void hand_over_zeros(const typename Op::Params& p, const Work& w, const TileOperands& t) {
@@ -262,24 +311,16 @@ template <class Op> INLINE void hand_over_zeros(const typename Op::Params& p, co
 #pragma unroll 1
   for (u32 i = lane(); i < t.rows * fours; i += WORKERS) hand_over_four<Op>(p, w, i / fours, i % fours * 4, {0, 0, 0, 0});
 }
-template <class Op, u32 N>
-INLINE void hand_over_any(const typename Op::Params& p, const Work& w, const float (&sums)[N / 2], const TileOperands& t,
-                          u32 shared, bool one) {
-  const Epilogue how = Op::epilogue(w);
-  if (how == ROWS) store_rows<N, through<Op>()>(sums, t, Op::result(p, w), shared, one);
-  else if (how == SUMS)
-    each_four<N>(sums, t, [&](u32 row, u32 column, const float (&four)[4]) { Op::store_f32(p, w, row, column, four); });
-  else if constexpr (requires(const float (&four)[4]) { Op::store_gated(p, w, 0, 0, four, four); })
-    each_gated<N>(sums, t, [&](u32 row, u32 column, const float (&gate)[4], const float (&up)[4]) {
-      Op::store_gated(p, w, row, column, gate, up);
-    });
-}
+// ONE: there is one panel a warp, not two.
 template <class Op, u32 N>
 INLINE void hand_over(const typename Op::Params& p, const Work& w, const float (&sums)[N / 2], const TileOperands& t,
                       u32 shared, bool one) {
-  if constexpr (requires { Op::epilogue(w); }) hand_over_any<Op, N>(p, w, sums, t, shared, one);
-  else if constexpr (requires { Op::result(p, w); }) store_rows<N, through<Op>()>(sums, t, Op::result(p, w), shared, one);
-  else
-    each_four<N>(sums, t, [&](u32 row, u32 column, const float (&four)[4]) { hand_over_four<Op>(p, w, row, column, four); });
+  const Epilogue how = epilogue<Op>(w);
+  if constexpr (requires { Op::result(p, w); })
+    if (how == ROWS) return store_rows<N, through<Op>()>(sums, t, Op::result(p, w), shared, one);
+  if constexpr (requires { Op::gated_to(p, w); })
+    if (how == GATED_SUMS) return hand_gated_over<N>(sums, t, SumPanel(shared, one), Op::gated_to(p, w));
+  if constexpr (requires { Op::sums_to(p, w); })
+    if (how == SUMS) return hand_sums_over<N>(sums, t, SumPanel(shared, one), Op::sums_to(p, w));
 }
 }  // namespace target

@@ -133,15 +133,22 @@ struct MoeRows {
 
 // Four columns of h from sums of gate and up: those are rounded, and kept if the backward wants them; h is made of what is
 // kept, so that forward and backward agree. pre: [rows][2 width] in blocks of GATED, h: [rows][width]; column is of h.
-DEVICE inline void store_swiglu(Vec16* pre, Vec16* h, u64 row, u32 width, u32 column, const float (&gate)[4],
-                                const float (&up)[4], float limit) {
-  const u64 g = pack_bf16(gate[0], gate[1], gate[2], gate[3]), u = pack_bf16(up[0], up[1], up[2], up[3]);
-  if (pre) {
-    u64* to = (u64*)pre + (row * 2 * width + column / target::GATED * 2 * target::GATED + column % target::GATED) / 4;
-    target::write(to, g);
-    target::write(to + target::GATED / 4, u);
+struct SwigluTo {
+  Vec16 *pre, *h;
+  u64 first;          // the tile's first row
+  u32 width, column;  // column: the tile's first one, of h
+  float limit;
+  DEVICE void put(u32 row, u32 column_in, const float (&gate)[4], const float (&up)[4]) const {
+    const u64 g = pack_bf16(gate[0], gate[1], gate[2], gate[3]), u = pack_bf16(up[0], up[1], up[2], up[3]);
+    const u64 at = (first + row) * width;
+    const u32 c = column + column_in;
+    if (pre) {
+      u64* to = (u64*)pre + (2 * at + c / target::GATED * 2 * target::GATED + c % target::GATED) / 4;
+      target::write(to, g);
+      target::write(to + target::GATED / 4, u);
+    }
+    float x[4];
+    for (u32 i = 0; i < 4; i++) x[i] = swiglu(from_bf16(g >> 16 * i & 0xffff), from_bf16(u >> 16 * i & 0xffff), limit);
+    target::write((u64*)h + (at + c) / 4, pack_bf16(x[0], x[1], x[2], x[3]));
   }
-  float x[4];
-  for (u32 i = 0; i < 4; i++) x[i] = swiglu(from_bf16(g >> 16 * i & 0xffff), from_bf16(u >> 16 * i & 0xffff), limit);
-  target::write((u64*)h + (row * width + column) / 4, pack_bf16(x[0], x[1], x[2], x[3]));
-}
+};

@@ -22,33 +22,76 @@ DEVICE inline u32 separated_at(u32 i, u32 width) {
   return i / target::GATED % 2 * width + i / (2 * target::GATED) * target::GATED + i % target::GATED;
 }
 
-// Four columns of a row of dH: h and dpre of them. `weight`: of the row, which is not in dH yet. Rows of dpre begin at dpre,
-// of h at h.
-DEVICE inline void store_dswiglu(const Vec16* pre, u64* dpre, u64* h, u32 column, const float (&sums)[4], float weight, float limit) {
-  const u64 at = gate_at(column) / 4, up_at = at + target::GATED / 4;
-  const u64 g = target::read((const u64*)pre + at), u = target::read((const u64*)pre + up_at);
-  Gated x[4];
-  for (u32 i = 0; i < 4; i++)
-    x[i] = swiglu_gradient(from_bf16(g >> 16 * i & 0xffff), from_bf16(u >> 16 * i & 0xffff), sums[i] * weight, limit);
-  const u64 kept = pack_bf16(x[0].h, x[1].h, x[2].h, x[3].h);  // as the forward has rounded it
-  float y[4];
-  for (u32 i = 0; i < 4; i++) y[i] = weight * from_bf16(kept >> 16 * i & 0xffff);
-  target::write(h + column / 4, pack_bf16(y[0], y[1], y[2], y[3]));
-  target::write(dpre + at, pack_bf16(x[0].gate, x[1].gate, x[2].gate, x[3].gate));
-  target::write(dpre + up_at, pack_bf16(x[0].up, x[1].up, x[2].up, x[3].up));
-}
+// Rows of dH: h and dpre are made of them. Pointers and words (of 8 bytes, from row to row) are of the tile's first row.
+struct DSwigluTo {
+  const u64* pre;
+  u64 *dpre, *h;
+  u32 pre_words, dpre_words, h_words;
+  u32 column;             // the tile's first one, of h
+  const Vec16* weights;   // of rows, which are not in dH yet: every weight_ld'th of these logits; null: 1
+  u64 weight_at;
+  u32 weight_ld;
+  float limit;
 
-// Four sums of a gradient of weights. begins, ends: whether nothing comes before, behind them in the same element.
-DEVICE inline void put_gradient(const MoeGradient& to, u64 at, bool begins, bool ends, const float (&four)[4]) {
-  const bool wide = to.into == SET_F32 || to.into == ADD_F32;
-  if (wide) return put_four(to.to, at, begins ? (Into)to.into : ADD_F32, four);
-  if (!ends) return put_four(to.sums, at, begins ? SET_F32 : ADD_F32, four);
-  if (begins) return put_four(to.to, at, (Into)to.into, four);
-  const Vec16 was = target::read((const Vec16*)to.sums + at / 4);
-  float x[4];
-  for (u32 j = 0; j < 4; j++) x[j] = four[j] + float_of((u32)((j < 2 ? was.lo : was.hi) >> 32 * (j % 2)));
-  put_four(to.to, at, (Into)to.into, x);
-}
+  DEVICE u64 at(u32 column_in) const { return gate_at(column + column_in) / 4; }
+  DEVICE Vec16 was(u32 row, u32 column_in) const {
+    const u64* from = pre + (u64)row * pre_words + at(column_in);
+    return {target::read(from), target::read(from + target::GATED / 4)};
+  }
+  DEVICE void put(u32 row, u32 column_in, const float (&sums)[4], const Vec16& was) const {
+    const float weight = weights ? sigmoid(float_at(weights, weight_at + (u64)row * weight_ld)) : 1.f;
+    Gated x[4];
+    for (u32 i = 0; i < 4; i++)
+      x[i] = swiglu_gradient(from_bf16(was.lo >> 16 * i & 0xffff), from_bf16(was.hi >> 16 * i & 0xffff), sums[i] * weight, limit);
+    const u64 kept = pack_bf16(x[0].h, x[1].h, x[2].h, x[3].h);  // as the forward has rounded it
+    float y[4];
+    for (u32 i = 0; i < 4; i++) y[i] = weight * from_bf16(kept >> 16 * i & 0xffff);
+    target::write(h + (u64)row * h_words + (column + column_in) / 4, pack_bf16(y[0], y[1], y[2], y[3]));
+    u64* to = dpre + (u64)row * dpre_words + at(column_in);
+    target::write(to, pack_bf16(x[0].gate, x[1].gate, x[2].gate, x[3].gate));
+    target::write(to + target::GATED / 4, pack_bf16(x[0].up, x[1].up, x[2].up, x[3].up));
+  }
+};
+
+// A gradient of weights, from row `row` and column `column` on. begins, ends: whether nothing comes before, behind these sums
+// in the same elements. What is made in turns and rounded to BF16 is FP32 (`sums`) until the last one.
+struct GradientTo {
+  SumsTo to;
+  const Vec16* sums;   // what earlier turns have made and the last one adds; else null
+  u32 row, separated;  // width of two matrices whose rows alternate in the tile, and follow each other in the result; or 0
+  GradientTo() = default;
+  DEVICE GradientTo(const MoeGradient& g, u64 first, u32 ld, u32 row, u32 column, u32 separated, bool begins, bool ends)
+      : to{g.to, first + column, ld, (Into)g.into}, sums(nullptr), row(row), separated(separated) {
+    if (is_f32(to.into)) to.into = begins ? to.into : ADD_F32;
+    else if (!ends) to.c = g.sums, to.into = begins ? SET_F32 : ADD_F32;
+    else if (!begins) sums = (const Vec16*)g.sums;
+  }
+  DEVICE u32 line(u32 row_in) const { return separated ? separated_at(row + row_in, separated) : row + row_in; }
+  DEVICE Vec16 was(u32 row_in, u32 column) const {
+    return sums ? target::read(sums + to.at(line(row_in), column) / 4) : to.was(line(row_in), column);
+  }
+  DEVICE void put(u32 row_in, u32 column, const float (&four)[4], const Vec16& was) const {
+    const u32 r = line(row_in);
+    if (!sums) return to.put(r, column, four, was);
+    float x[4];
+    for (u32 j = 0; j < 4; j++) x[j] = four[j] + float_of_four(was, j);
+    to.put(r, column, x, to.was(r, column));
+  }
+};
+
+// Either of them.
+struct MoeSumsTo {
+  bool is_gradient;
+  GradientTo gradient;
+  DSwigluTo dh;
+  DEVICE explicit MoeSumsTo(const GradientTo& to) : is_gradient(true), gradient(to), dh() {}
+  DEVICE explicit MoeSumsTo(const DSwigluTo& to) : is_gradient(false), gradient(), dh(to) {}
+  DEVICE Vec16 was(u32 row, u32 column) const { return is_gradient ? gradient.was(row, column) : dh.was(row, column); }
+  DEVICE void put(u32 row, u32 column, const float (&four)[4], const Vec16& was) const {
+    if (is_gradient) gradient.put(row, column, four, was);
+    else dh.put(row, column, four, was);
+  }
+};
 
 struct MoeGradients {
   const MoeBackwardParams& p;

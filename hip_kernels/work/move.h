@@ -18,8 +18,10 @@ DEVICE inline void copy_words(Vec16* to, const Vec16* from, u64 begin, u64 end) 
   if constexpr (BATCH > 8) {  // a lane has registers to spare: the rest too at one go
     Vec16 v[BATCH];
 #pragma unroll
-    for (u32 j = 0; j < BATCH; j++)
+    for (u32 j = 0; j < BATCH; j++) {
+      v[j] = {};  // or compilers keep what was there before, in registers, through all other work
       if (i + j * step < end) v[j] = target::read(from + i + j * step);
+    }
 #pragma unroll
     for (u32 j = 0; j < BATCH; j++)
       if (i + j * step < end) target::write(to + i + j * step, v[j]);
@@ -38,7 +40,7 @@ DEVICE inline void copy_lines(Vec16* to, u32 to_pitch, const Vec16* from, u32 fr
 #pragma unroll
     for (u32 j = 0; j < BATCH; j++) {
       const u32 at = i + j * step;
-      v[j] = {};  // or compilers keep what was there before, in registers, through all other work
+      v[j] = {};  // as above
       if (at < all) v[j] = target::read(from + (u64)(at / words) * from_pitch + at % words);
     }
 #pragma unroll

@@ -35,8 +35,8 @@ struct Grads {
   static void store(const Params& p, const Work& w, u32 row, u32 column, u64 four_bf16) {
     target::write(p.c + ((first_row(p, w) + row) * p.ldc + cols(p, w).first + column) / 4, four_bf16);
   }
-  static void store_f32(const Params& p, const Work& w, u32 row, u32 column, const float (&four)[4]) {
-    put_four(p.gradient, (first_row(p, w) + row) * p.gradient_ld + cols(p, w).first + column, (Into)p.into, four);
+  static SumsTo sums_to(const Params& p, const Work& w) {
+    return {p.gradient, first_row(p, w) * p.gradient_ld + cols(p, w).first, p.gradient_ld, (Into)p.into};
   }
   static void move(const Schedule& s, const Work& w) {
     const Params& p = s.p;
@@ -112,12 +112,6 @@ struct ForgetsColumns : S {
   Work next_work() {
     const Work w = S::next_work();
     return w.kind == PULL_COLUMNS ? next_work() : w;
-  }
-};
-
-template <class Op> struct StoresGradientBeside : Op {
-  static void store_f32(const typename Op::Params& p, const Work& w, u32 row, u32 column, const float (&four)[4]) {
-    Op::store_f32(p, w, row, column + 4, four);
   }
 };
 
@@ -205,7 +199,7 @@ struct Mutant : Gathered<TN, AgGemmGradsParams> {
       case FORGETS_COLUMNS: return with<ForgetsColumns>(me, box, decides);
       case NEVER_DRAINS: return with<NeverDrains<S>>(me, box, decides);
       case BUILDS_UNREADY: return with<BuildsUnready<S>>(me, box, decides);
-      case STORES_BESIDE: return run_wg<StoresGradientBeside<Grads>>(ranks[me].params, box, decides);
+      case STORES_BESIDE: return run_wg<StoresSumsBeside<Grads>>(ranks[me].params, box, decides);
       default: return with<S>(me, box, decides);
     }
   }

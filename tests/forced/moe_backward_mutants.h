@@ -303,11 +303,13 @@ struct LeavesGaps : CopyingMoeBackward {
 };
 // Of BF16 gradients that are made in turns, sums are kept in FP32.
 struct RoundsEachTurn : CopyingMoeBackward {
-  static void store_f32(const Params& p, const Work& w, u32 row, u32 column, const float (&four)[4]) {
-    if (w.kind != WGRAD2 || p.d_down.into == SET_F32 || p.d_down.into == ADD_F32) return CopyingMoeBackward::store_f32(p, w, row, column, four);
-    const MoePiece x = MoeBackwardQueue(p).piece(w.row);
-    const At at = tile_at(p, w);
-    put_four(p.d_down.to, ((u64)x.expert * p.H + at.row + row) * p.I + at.column + column, x.begins ? (Into)p.d_down.into : ADD_BF16, four);
+  static MoeSumsTo sums_to(const Params& p, const Work& w) {
+    MoeSumsTo to = CopyingMoeBackward::sums_to(p, w);
+    if (w.kind != WGRAD2 || is_f32((Into)p.d_down.into)) return to;
+    to.gradient.sums = nullptr;
+    to.gradient.to.c = p.d_down.to;
+    to.gradient.to.into = MoeBackwardQueue(p).piece(w.row).begins ? (Into)p.d_down.into : ADD_BF16;
+    return to;
   }
 };
 // A gradient of logits is FP32: two BF16.
@@ -342,7 +344,9 @@ struct StoresRowsBeside : CopyingMoeBackward {
   static void store(const Params& p, const Work& w, u32 row, u32 column, u64 v) { CopyingMoeBackward::store(p, w, row, column + 4, v); }
 };
 struct StoresWeightsBeside : CopyingMoeBackward {
-  static void store_f32(const Params& p, const Work& w, u32 row, u32 column, const float (&four)[4]) {
-    CopyingMoeBackward::store_f32(p, w, row, column + 4 * (w.kind == WGRAD1), four);
+  static MoeSumsTo sums_to(const Params& p, const Work& w) {
+    MoeSumsTo to = CopyingMoeBackward::sums_to(p, w);
+    if (w.kind == WGRAD1) to.gradient.to.first += 4;
+    return to;
   }
 };

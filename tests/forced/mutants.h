@@ -64,8 +64,13 @@ template <class Op> struct StoresBeside : Op {
     Op::store(p, w, row, column + 4, v);
   }
 };
-template <class Op> struct StoresSumsBeside : Op {
-  static void store_f32(const typename Op::Params& p, const Work& w, u32 row, u32 column, const float (&four)[4]) {
-    Op::store_f32(p, w, row, column + 4, four);
+template <class To> struct Beside {
+  To to;
+  auto was(u32 row, u32 column) const { return to.was(row, column + 4); }
+  template <class Was> void put(u32 row, u32 column, const float (&four)[4], const Was& was) const {
+    to.put(row, column + 4, four, was);
   }
+};
+template <class Op> struct StoresSumsBeside : Op {
+  static auto sums_to(const typename Op::Params& p, const Work& w) { return Beside{Op::sums_to(p, w)}; }
 };

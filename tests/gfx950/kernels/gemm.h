@@ -4,7 +4,7 @@
 // MXFP8).
 #pragma once
 #include "../schedule/group.h"
-#include "../work/bf16.h"
+#include "../work/sum.h"
 #include "tile_operands.h"
 
 enum Handed { RESULT, STORE, FLOATS };
@@ -97,9 +97,7 @@ template <Layout L, u32 ROWS, Element E> struct Gemm<L, ROWS, E, STORE> : GemmBa
 };
 template <Layout L, u32 ROWS, Element E> struct Gemm<L, ROWS, E, FLOATS> : GemmBase<L, ROWS, E, FLOATS> {
   using Base = GemmBase<L, ROWS, E, FLOATS>;
-  DEVICE static void store_f32(const GemmParams& p, const Work& w, u32 row, u32 column, const float (&four)[4]) {
-    target::write((Vec16*)p.c + Base::place(p, w, row, column) / 4, __builtin_bit_cast(Vec16, four));
-  }
+  DEVICE static SumsTo sums_to(const GemmParams& p, const Work& w) { return {p.c, Base::place(p, w, 0, 0), p.ldc, SET_F32}; }
 };
 
 using GemmOp = Gemm<LAYOUT_OF, ROWS_OF, ELEMENT_OF, HANDED>;
