@@ -92,8 +92,11 @@ struct MoeBackwardSchedule : MoeBackwardWords {
     for (;;) {
       if (aborted(p.g)) return {};
       const bool ready = planned || is_planned();
-      if (ready && !drawn) draw();
-      const Claim c = ready ? best() : before_plan();
+      Claim c = ready ? next_free() : before_plan();
+      if (ready && !c) {
+        if (!drawn) draw();
+        c = best();
+      }
       if (!c) return c.work;  // LEAVE; or GATE, which is no claim: any number of WGs may hold it
       if (c.head == MAIN) drawn = false;
       else if (!take(c)) continue;  // another WG has just claimed it
@@ -113,13 +116,14 @@ struct MoeBackwardSchedule : MoeBackwardWords {
   }
   DEVICE Claim before_plan() const {
     if (target::load(head(FRONT), DEVICE_SCOPE) == 0) return {FRONT, 0, {PLAN, p.g.rank}};
-    if (target::wg() < p.movers)
-      if (const Claim c = free_move(); c) return c;
+    if (const Claim c = next_free()) return c;
     if (const Claim c = next_shared(shared_size())) return c;
     return {HEADS, 0, {GATE, p.g.rank}};
   }
-  // What movers do at any time, for it waits for nothing that may need a WG.
-  DEVICE Claim free_move() const {
+  // What movers do at any time, for it waits for nothing that may need a WG. Before they draw: an entry that is in hand of one
+  // that moves is waited for by all.
+  DEVICE Claim next_free() const {
+    if (drawn || target::wg() >= p.movers) return {};
     if (const Claim c = next_move(); c && !reuses(c.work.chunk, round_of(c.work.row))) return c;
     return p.routing.weigh_inputs ? Claim{} : next_dweight();
   }
