@@ -3,10 +3,12 @@
 //
 // Movers pull slices of their own rows from all ranks and add them, builders build, in independent queues. Whoever finds no
 // more work of its own kind takes the other kind, once; builders become movers up to saturation. (FIXED: it leaves.)
+// BESIDE: all WGs build, and agents of their own in the first of them do all REDUCEs; the contraction is not cut.
 //
 // Why it cannot deadlock: a REDUCE waits only for all ranks to start. A TILE waits for nothing. A SUM (split.h) waits for
 // tiles that resident WGs of this rank have claimed. DRAIN, last in the tile queue, waits for peers' REDUCEs, which wait
-// for no DRAIN: of those that a rank has, its movers do all, and only one of its WGs can draw DRAIN.
+// for no DRAIN: of those that a rank has, its movers do all, and only one of its WGs can draw DRAIN. (BESIDE: whoever does
+// REDUCEs draws nothing else.)
 #pragma once
 #include "chunks.h"
 #include "halves.h"
@@ -27,7 +29,7 @@ struct BulkRsParams {
   u32 M, N, K;
   u32 lda, ldc;                 // M and N rounded up to 8
   u32 tile_n;
-  u32 movers;                   // WGs that begin as movers; fewer than WGs
+  u32 movers;                   // WGs that begin as movers, fewer than WGs; BESIDE: those with an agent that moves
   u32 max_movers;               // at which the links are saturated
   u32 slices;                   // of the own rows, each one REDUCE
   u32 into;                     // an Into
@@ -54,7 +56,7 @@ struct BulkRsSchedule {
   DEVICE u32 reduces() const { return p.m.rows(p.g.rank) ? p.slices : 0; }
 
   DEVICE void begin() {
-    mover = target::wg() < p.movers;
+    mover = target::wg() < p.movers && p.policy != BESIDE;
     p.counters.clear_other(p.g);
     announce_start(p.g);
   }
@@ -62,11 +64,17 @@ struct BulkRsSchedule {
   DEVICE Work next_work() {
     if (aborted(p.g)) return {};
     const Work w = mover ? next_reduce() : next_tile();
-    if (w.kind != LEAVE || turned || p.policy == FIXED) return w;
+    if (w.kind != LEAVE || turned || p.policy == FIXED || p.policy == BESIDE) return w;
     turned = true;
     if (!mover && p.movers + target::add(joined(), 1, DEVICE_SCOPE) >= p.max_movers) return {};
     mover = !mover;
     return mover ? next_reduce() : next_tile();
+  }
+
+  // Of the agent that moves beside its WG's builders (BESIDE). It has a schedule of its own, which never begins.
+  DEVICE Work next_beside() {
+    if (target::wg() >= p.movers || aborted(p.g)) return {};
+    return next_reduce();
   }
 
   DEVICE Work next_reduce() {

@@ -35,10 +35,6 @@ static_assert(PIECE_BARRIERS_AT + PIECES * 8 <= DYNAMIC_SHARED_BYTES && PIECES_A
 template <class Op> INLINE constexpr bool can_pull_beside() {
   return pulls<Op>() && requires(typename Op::Schedule& s) { s.next_beside(); };
 }
-template <class Op> INLINE bool pulls_beside(const typename Op::Params& p) {
-  if constexpr (can_pull_beside<Op>()) return p.policy == BESIDE;
-  else return false;
-}
 INLINE void init_pieces(u32 shared) {
   for (u32 i = 0; i < PIECES; i++) init(shared + PIECE_BARRIERS_AT + i * 8, RUNS);
 }

@@ -142,6 +142,9 @@ INLINE Vec16 load_shared(u32 address) {
   asm volatile("ld.shared.v2.u64 {%0, %1}, [%2];" : "=l"(v.lo), "=l"(v.hi) : "r"(address) : "memory");
   return v;
 }
+INLINE void store_shared(u32 address, const Vec16& v) {
+  asm volatile("st.shared.v2.u64 [%0], {%1, %2};" ::"r"(address), "l"(v.lo), "l"(v.hi) : "memory");
+}
 
 // ---- registers move from the warpgroup that needs few to those that need many; every warp of a warpgroup says so
 template <u32 REGISTERS> INLINE void give_registers() {

@@ -3,7 +3,8 @@
 //   decider    asks the schedule, waits for inputs, puts the work into a slot
 //   loaders    bring operands into the ring, one A and one B, or what is moved; run ahead as far as the ring goes
 //   workers    multiply and store, or add, or whatever else is no copy
-//   publisher  stores copies, waits for all stores, and publishes: workers never wait for a fence. Or it pulls (sm90_beside.h)
+//   publisher  stores copies, waits for all stores, and publishes: workers never wait for a fence. Or it moves beside
+//              them (sm90_beside.h, and with its whole warp sm90_beside_sums.h)
 //
 // So the next work is claimed while the last one is multiplied, and its operands are loaded while that is stored. The
 // decider asks when A's loader has two stages left: late, so that no WG holds work that another could begin sooner, and
@@ -12,7 +13,7 @@
 #pragma once
 #include "../schedule/trace.h"
 #include "ahead.h"
-#include "sm90_beside.h"
+#include "sm90_beside_sums.h"
 #include "sm90_push.h"
 
 namespace target {
@@ -20,7 +21,7 @@ namespace target {
 // threads of warpgroup 0 spill.
 constexpr u32 FEW_REGISTERS = 56, MANY_REGISTERS = 224;
 
-// Work n goes through slot n % 2. All addresses are in shared memory. Where the publisher pulls beside, it reads none of them.
+// Work n goes through slot n % 2. All addresses are in shared memory. Where the publisher moves beside, it reads none of them.
 struct Slots {
   static constexpr u32 READERS = WORKERS / 32 + 3;  // warps of workers, two loaders, publisher
   u32 at;
@@ -173,12 +174,12 @@ INLINE void build(const typename Op::Params& p, const Work& w, const TileOperand
     if (w.chunk != p.g.rank) send_tile<N>(sums, t, panels);
     else if (p.g.ranks > 1) add_tile<N>(sums, p.g, t, Op::own_rows(p, w), panels);
     else store_rows<N, false>(sums, t, Op::own_rows(p, w), shared, false);
-  } else hand_over<Op, N>(p, w, sums, t, shared, pulls_beside<Op>(p));
+  } else hand_over<Op, N>(p, w, sums, t, shared, moves_beside<Op>(p));
 }
 
 template <class Op, u32 N> INLINE void work(const typename Op::Params& p, const Slots& slots, u32 shared) {
   const typename Op::Schedule schedule(p);
-  const bool speaks = lane() % 32 == 0, beside = pulls_beside<Op>(p);  // speaks: for its warp
+  const bool speaks = lane() % 32 == 0, beside = moves_beside<Op>(p);  // speaks: for its warp
   Trace trace(TRACE_ROWS * wg() + 1);
   RingAt at;
   PanelsAt panels(shared, N);
@@ -221,17 +222,18 @@ template <class Op> INLINE void run(const typename Op::Params& p, const Operands
       init(shared + LOADED_AT + i * 8, 2);
       init(shared + READ_AT + i * 8, STAGE_READERS);
     }
-    slots.init_all(!pulls_beside<Op>(p));
+    slots.init_all(!moves_beside<Op>(p));
     if constexpr (exchanges<Op>()) init_panels(shared);
-    if (pulls_beside<Op>(p)) init_pieces(shared);
+    if (moves_beside<Op>(p)) init_pieces(shared);
     inits_are_visible();
   }
   __syncthreads();  // the last barrier of all threads: the roles part here
   if (warp < FIRST_WORKER / 32) {
     give_registers<FEW_REGISTERS>();
     const u32 thread = threadIdx.x % 32;
-    if (warp == 3 && pulls_beside<Op>(p)) {
-      if constexpr (can_pull_beside<Op>())
+    if (warp == 3 && moves_beside<Op>(p)) {
+      if constexpr (can_add_beside<Op>()) add_beside<Op>(p, dynamic_shared, thread);
+      else if constexpr (can_pull_beside<Op>())
         if (thread < RUNS) pull_beside<Op>(p, dynamic_shared, thread);
     } else if (thread == 0) {
       if (warp == 0) decide<Op>(p, slots);

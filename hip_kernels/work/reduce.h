@@ -19,16 +19,23 @@ struct Addends {
 };
 
 // In rank order, in FP32, rounded once. The first rank's value is taken as it is, so that -0.0 stays.
+struct WordSums {
+  float at[8] = {};
+  DEVICE void add(const Vec16& v, bool first) {
+#pragma unroll
+    for (u32 j = 0; j < 8; j++) {
+      const float x = from_bf16((j < 4 ? v.lo : v.hi) >> 16 * (j % 4) & 0xffff);
+      at[j] = first ? x : at[j] + x;
+    }
+  }
+  DEVICE Vec16 rounded() const { return {pack_bf16(at[0], at[1], at[2], at[3]), pack_bf16(at[4], at[5], at[6], at[7])}; }
+};
 DEVICE inline Vec16 add_words(const Vec16 (&v)[MAX_RANKS], u32 ranks) {
-  float sums[8] = {};
+  WordSums sums;
 #pragma unroll
   for (u32 q = 0; q < MAX_RANKS; q++)
-#pragma unroll
-    for (u32 j = 0; j < 8 && q < ranks; j++) {
-      const float x = from_bf16((j < 4 ? v[q].lo : v[q].hi) >> 16 * (j % 4) & 0xffff);
-      sums[j] = q ? sums[j] + x : x;
-    }
-  return {pack_bf16(sums[0], sums[1], sums[2], sums[3]), pack_bf16(sums[4], sums[5], sums[6], sums[7])};
+    if (q < ranks) sums.add(v[q], q == 0);
+  return sums.rounded();
 }
 DEVICE inline bool all_arrived(const Vec16 (&v)[MAX_RANKS], u32 ranks) {
   bool all = true;

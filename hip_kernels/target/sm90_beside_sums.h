@@ -1,0 +1,119 @@
+// sm_90a: sums beside the builders of a WG. As sm90_beside.h, but what comes is added: one warp adds what all ranks have of the
+// same words while the others multiply, so that no SM is taken from the GEMM.
+//
+// Its ring is all panels of results: operators that add beside hand their tiles over from registers.
+#pragma once
+#include "sm90_beside.h"
+
+namespace target {
+// A unit is the same words of every rank, own ones too. Each of the first RUNS lanes loads, and stores, a fixed quarter of its
+// room, so that it is the lane's own stores alone that a later load must wait for.
+constexpr u32 UNITS = 4, UNIT_BYTES = 8192;
+constexpr u32 UNITS_AHEAD = UNITS - 1;  // as PIECES_AHEAD
+static_assert(RESULT_AT + UNITS * UNIT_BYTES == CONTROL_AT);
+
+// Of a unit that is coming: where its sums go, how many words of a rank it has, and the REDUCE that ends with it.
+struct alignas(16) Unit {
+  Vec16* to;
+  u32 words, zero;
+  Work ends;
+};
+// They lie where those of pieces would: a kernel has one kind.
+static_assert(UNITS <= PIECES && sizeof(Unit) <= sizeof(Piece));
+
+template <class Op> INLINE constexpr bool can_add_beside() {
+  return adds<Op>() && requires(typename Op::Schedule& s) { s.next_beside(); };
+}
+template <class Op> INLINE bool moves_beside(const typename Op::Params& p) {
+  if constexpr (can_pull_beside<Op>() || can_add_beside<Op>()) return p.policy == BESIDE;
+  else return false;
+}
+template <class Op> INLINE constexpr bool hands_over_in_panels() {
+  return requires(const typename Op::Params& p, const Work& w) { Op::result(p, w); } ||
+         requires(const Work& w) { Op::epilogue(w); };
+}
+
+// A whole warp. Its first lane decides and publishes; nobody but the caller reads the sums in this launch.
+template <class Op> INLINE void add_beside(const typename Op::Params& p, unsigned char* memory, u32 lane) {
+  static_assert(!hands_over_in_panels<Op>() && !Op::STAGED);
+  typename Op::Schedule schedule(p);
+  Trace trace(TRACE_ROWS * wg() + 2);
+  Unit* const units = (Unit*)(memory + PIECES_AT);
+  const u32 shared = shared_address(memory), ring = shared + RESULT_AT, barriers = shared + PIECE_BARRIERS_AT;
+  const u32 ranks = p.g.ranks, room = UNIT_BYTES / ranks / 512 * 32;  // words of each rank
+  u32 loaded = 0, added = 0;  // units so far
+  Work coming;                // the REDUCE that is loaded
+  Addends a{};                // what is left of it
+
+  const auto quarter = [&](u32 words, u32 i) { return i * (room / RUNS) < words ? i * (room / RUNS) : words; };
+  const auto end = [&](const Work& w) {
+    schedule.finish(w);
+    trace.mark(p.g, DONE, w);
+  };
+  const auto begin_next = [&] {  // whether there is more to add
+    while (a.begin == a.end) {
+      if (lane == 0) {
+        coming = schedule.next_beside();
+        trace.mark(p.g, CLAIMED, coming);
+        if (coming.kind != LEAVE && !schedule.wait_inputs(coming)) coming = {};
+        if (coming.kind != LEAVE) trace.mark(p.g, READY, coming);
+      }
+      coming.kind = (Kind)__shfl_sync(~0u, (u32)coming.kind, 0), coming.chunk = __shfl_sync(~0u, coming.chunk, 0);
+      coming.row = __shfl_sync(~0u, coming.row, 0), coming.part = __shfl_sync(~0u, coming.part, 0);
+      if (coming.kind == LEAVE) return false;
+      __syncwarp();      // what lane 0 has acquired, the others have with it
+      order_with_tma();  // as for all loads: others' stores of what is loaded now
+      a = Op::addends(schedule, coming);
+      if (a.begin == a.end && lane == 0) end(coming);
+    }
+    return true;
+  };
+  const auto load_unit = [&] {
+    const u32 i = loaded++ % UNITS, barrier = barriers + i * 8, words = a.end - a.begin < room ? (u32)(a.end - a.begin) : room;
+    if (lane == 0) units[i] = {a.to + a.begin, words, 0, a.begin + words == a.end ? coming : Work{}};
+    if (lane < RUNS) {
+      const u32 first = quarter(words, lane), bytes = (quarter(words, lane + 1) - first) * 16;
+      wait_stores_read<1>();  // of the sums that were here
+      arrive_expecting(barrier, bytes * ranks);
+      for (u32 q = 0; q < ranks && bytes; q++)
+        load_bytes(ring + i * UNIT_BYTES + (q * room + first) * 16, a.of[q] + a.offset + a.begin + first, bytes, barrier);
+    }
+    a.begin += words;
+  };
+  const auto add_unit = [&] {
+    const u32 i = added % UNITS, unit = ring + i * UNIT_BYTES, words = units[i].words;
+    wait(barriers + i * 8, added++ / UNITS % 2);
+    for (u32 k = lane; k < words; k += 64) {  // two words at a time; the sums take the first rank's place
+      const bool two = k + 32 < words;
+      const u32 at = unit + k * 16, next = two ? at + 32 * 16 : at;
+      WordSums x, y;
+      x.add(load_shared(at), true), y.add(load_shared(next), true);
+      for (u32 q = 1; q < ranks; q++) {
+        const Vec16 u = load_shared(at + q * room * 16), v = load_shared(next + q * room * 16);
+        x.add(u, false), y.add(v, false);
+      }
+      store_shared(at, x.rounded());
+      if (two) store_shared(next, y.rounded());
+    }
+    shared_then_tma();
+    __syncwarp();
+    if (lane >= RUNS) return;
+    const u32 first = quarter(words, lane), bytes = (quarter(words, lane + 1) - first) * 16;
+    if (bytes) store_bytes(units[i].to + first, unit + first * 16, bytes);
+    commit_stores();
+  };
+
+  for (bool more = true;;) {
+    while (more && loaded - added < UNITS_AHEAD && (more = begin_next())) load_unit();
+    __syncwarp();  // all see what lane 0 wrote of these units
+    // Of the unit that was added last: now, so that the fence delays no load. Its place is not one of those just loaded.
+    if (lane == 0 && added) {
+      const Work ends = units[(added - 1) % UNITS].ends;
+      if (ends.kind != LEAVE) end(ends);
+    }
+    if (loaded == added) break;
+    add_unit();
+  }
+  wait_stores<0>();
+}
+}  // namespace target
