@@ -97,7 +97,7 @@ class Device(ABC):
     trace_rows: int = 1  # rows of trace events a WG writes
     dies: int = 1  # parts with an L2 of their own
     link: Link | None = None  # None: not measured; crews then follow the paper's table
-    beside: bool = False  # its WGs have a thread to spare that pulls rows while the others build (policy "beside")
+    beside: bool = False  # its WGs have threads to spare that move while the others build (policy "beside")
     default_arena_bytes: int = 4 << 30  # symmetric memory of a rank when the caller does not say
     multiplies_mxfp8: bool = True  # False: its tile takes BF16, and operators in MXFP8 make that first
     queues_launches: bool = True  # False: a launch has ended when `Kernel.launch` returns

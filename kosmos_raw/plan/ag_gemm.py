@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from ..device.base import Tile
-from .crew import KERNELS, Crew, Grid
+from .crew import KERNELS, Crew, Grid, whole_if_beside
 from .heuristics import parts_that_fit, xcd_bucketing
 from .link import Moved, Pulls, choose, pulls_of, table_pulls, together, whole_pulls
 from .shapes import BF16_FORMAT, MXFP8_FORMAT, VECTOR, Cut, Format, Plan, round_up
@@ -196,9 +196,10 @@ def _plan(
 ) -> AgGemmPlan:
     every, depth = tuple(int(r) for r in rows), round_up(k, form.step)
     ranks, shape, words = len(every), (sum(every), n, k), depth // form.word
-    whole = split == 1 or parts_that_fit(KERNELS[op], sum(every), n, grid.tiles[0], grid.workgroups) == 1
-    policy = grid.policy(policy, ranks, whole)
+    least = parts_that_fit(KERNELS[op], sum(every), n, grid.tiles[0], grid.workgroups) if split is None else split
+    policy = grid.policy(policy, ranks, whole=least == 1)
     crew = Crew.choose(op, shape, ranks, grid, policy, movers, dtype=form.dtype)
+    split = whole_if_beside(op, policy, ranks, split)
     tile = grid.tile(every, n, k, crew.movers)
 
     def queues_of(tile: Tile) -> int:

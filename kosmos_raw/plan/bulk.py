@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .crew import KERNELS, Crew, Grid
+from .crew import KERNELS, Crew, Grid, whole_if_beside
 from .gemm_rs import LEAST_SLICE
 from .heuristics import parts_that_fit
-from .link import LEAST_PULL, Moved, Pulls, choose, pulls_of, reducing, saturating, table_pulls, whole_pulls
+from .link import (
+    BESIDE_PULL,
+    LEAST_PULL,
+    Moved,
+    Pulls,
+    choose,
+    pulls_of,
+    reducing,
+    saturating,
+    table_pulls,
+    whole_pulls,
+)
 from .shapes import BF16_FORMAT, K_STEP, VECTOR, Cut, Format, Plan, round_up
 
 
@@ -150,18 +161,27 @@ def plan_bulk_rs(
     """
     op, every, (m, n, k) = "bulk_rs", tuple(int(r) for r in rows), shape
     ranks, words = len(every), round_up(width, VECTOR) // VECTOR
+    parts = parts_that_fit(KERNELS[op], m, n, grid.tiles[0], grid.workgroups, form.dtype) if split is None else split
+    policy = grid.policy(policy, ranks, whole=parts == 1)
     crew, halved = Crew.choose(op, shape, ranks, grid, policy, movers, max_movers, form.dtype), 0
-    least, whole = LEAST_SLICE, max(K_STEP, form.step)
-    tile = grid.tile((m,), n, k, crew.movers)
+    split, beside = whole_if_beside(op, policy, ranks, split), crew.policy == "beside"
+    least, nbytes = LEAST_SLICE, max(every) * width * 2
+    tile = grid.tile((m,), n, k, 0 if beside else crew.movers)
     if split is None:
         split = parts_that_fit(KERNELS[op], m, n, tile, grid.workgroups, form.dtype)
     if grid.link and ranks > 1 and words:
         link, least = reducing(grid.link, ranks), LEAST_PULL
         moved = Moved(max(every) * (ranks - 1), words, awaited=False)
-        chosen = choose(link, grid.tiles, (m,), n, k, grid.workgroups, moved, movers, halves=split == 1)
+        crew_asked = crew.movers if beside else movers
+        chosen = choose(
+            link, grid.tiles, (m,), n, k, grid.workgroups, moved, crew_asked, halves=split == 1, beside=beside
+        )
         most = max(chosen.movers, saturating(link, grid.workgroups)) if max_movers is None else max_movers
         crew, tile = Crew.choose(op, shape, ranks, grid, policy, chosen.movers, most), chosen.tile
         halved = chosen.halved if split == 1 else 0
-    slices = max(1, min(4 * crew.max_movers, max(every) * width * 2 // least))
-    cut = Cut.of(k, split, whole)
+    slices = max(1, min(4 * crew.max_movers, nbytes // least))
+    if beside:  # as many for each agent
+        each = max(1, nbytes * (ranks - 1) // (crew.movers * BESIDE_PULL))
+        slices = max(1, min(each * crew.movers, nbytes // LEAST_SLICE))
+    cut = Cut.of(k, split, max(K_STEP, form.step))
     return BulkRsPlan(op, every, n, k, tile, grid.workgroups, crew, width, m, halved, slices, cut, form=form)

@@ -18,11 +18,27 @@ KERNELS = {  # as table B.3 names them
     "bulk_rs": "bulk_rs_col_wgrad",
 }
 REDUCING = ("gemm_rs", "bulk_rs")
+NOT_BESIDE = ("gemm_rs",)  # what movers move there is what builders make
 
 
 def policies_of(op: str, beside: bool) -> tuple[str, ...]:
-    """Those that `op` has. `beside`: on a device whose WGs have a thread that moves while the others build."""
-    return tuple(policy for policy in POLICIES if policy != "beside" or (beside and op not in REDUCING))
+    """Those that `op` has. `beside`: on a device whose WGs have threads that move while the others build."""
+    return tuple(policy for policy in POLICIES if policy != "beside" or (beside and op not in NOT_BESIDE))
+
+
+def whole_if_beside(op: str, policy: str, ranks: int, split: int | None) -> int | None:
+    """`split` of a launch of `op`. Beside movers nobody is left who would tell of tiles' parts, so it is then 1.
+
+    Raises:
+        ValueError: another one was asked for.
+    """
+    if policy != "beside" or ranks == 1:
+        return split
+    if split not in (None, 1):
+        raise ValueError(
+            f"{op}: split is {split}, want 1 under policy 'beside', where nobody can tell of parts of tiles"
+        )
+    return 1
 
 
 @dataclass(frozen=True)
@@ -37,10 +53,11 @@ class Grid:
     uncapped: int = 0  # WGs that the device would have for it without a cap; fewer than `workgroups` counts as no cap
     dies: int = 1  # parts of the device with an L2 of their own
     link: Link | None = None  # to the peers, where it was measured: plan.link then chooses crews
-    beside: bool = False  # WGs have a thread that can move while the others build
+    beside: bool = False  # WGs have threads that can move while the others build
 
     def policy(self, asked: str | None, ranks: int, whole: bool = True) -> str:
-        """Of an all-gather: as asked for, or the fastest that there is. `whole`: its contraction is not cut."""
+        """Of an operator that may move beside: as asked for, or the fastest that there is. `whole`: its contraction is
+        not cut."""
         if asked is not None:
             return asked
         return "beside" if self.beside and self.link and ranks > 1 and whole else "one_way"
@@ -82,14 +99,14 @@ class Crew:
         there = policies_of(op, grid.beside) if ranks > 1 else POLICIES
         if policy not in there:
             raise ValueError(
-                f"{op}: policy is {policy!r}, want one of {', '.join(there)} ('beside' is for all-gathers on a device "
-                "whose WGs have a thread to spare, cuda)"
+                f"{op}: policy is {policy!r}, want one of {', '.join(there)} ('beside' is for all operators but "
+                "gemm_rs, on a device whose WGs have threads to spare, cuda)"
             )
         wgs, beside = grid.workgroups, policy == "beside"
         if ranks == 1:
             policy, movers = "one_way", 0
         elif movers is None and beside:
-            movers = wgs
+            movers = min(wgs, max_movers or wgs)
         elif movers is None:
             per_peer = movers_per_peer(KERNELS[op], *shape, dtype, wgs)
             whole = wgs if op in REDUCING else max(wgs, grid.uncapped)
