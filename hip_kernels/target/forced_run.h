@@ -56,6 +56,12 @@ template <class Op> bool tile_ahead(const typename Op::Params& p, const typename
   return true;
 }
 
+// Where movers are agents of their own, nobody publishes what a WG has worked on, as on sm_90a.
+template <class Op> bool publishes(const typename Op::Params& p) {
+  if constexpr (requires(typename Op::Schedule& s) { s.next_beside(); }) return p.policy != BESIDE;
+  else return true;
+}
+
 // Has a Schedule of its own that never began: all but next_work needs only params and the work.
 template <class Op> void work_behind(const typename Op::Params& p, Box& box) {
   const typename Op::Schedule schedule(p);
@@ -70,7 +76,7 @@ template <class Op> void work_behind(const typename Op::Params& p, Box& box) {
       if constexpr (has_copies<Op>())
         if (Op::makes_copies(w)) Op::make_copies(p, w);
     } else Op::move(schedule, w);
-    schedule.finish(w);
+    if (publishes<Op>(p)) schedule.finish(w);
     trace.mark(p.g, DONE, w);
   }
 }

@@ -44,7 +44,7 @@ class Setup:
 
 OPS = tuple(sorted(path.stem.removeprefix("forced_") for path in HERE.glob("forced_*.cpp")))
 FORMS = {"serial": False, "ahead": True}
-BESIDE = ("ag_gemm", "ag_gemm_dgrad", "bulk_ag")  # operators whose movers may be agents of their own
+BESIDE = ("ag_gemm", "ag_gemm_dgrad", "bulk_ag", "bulk_rs")  # operators whose movers may be agents of their own
 TWO_WAY = ("ag_gemm", "ag_gemm_dgrad", "ag_gemm_grads", "gemm_rs")  # operators for which it is a policy of its own
 MIXED = ("gemm_rs", "gemm_rs_push")  # operators whose library has others too
 

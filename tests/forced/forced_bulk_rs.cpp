@@ -1,7 +1,7 @@
 // bulk_rs under forced interleavings, as a library for tests/forced/forced.py.
 #define MUTATIONS(X)                                                                                                   \
   X(NEVER_DRAINS) X(NO_READS_DONE_WAIT) X(REDUCES_BEFORE_START) X(FIRST_REDUCE_REPORTS) X(WAITS_FOR_WHO_GETS_NOTHING)  \
-  X(SUMS_TOO_EARLY) X(ALL_ARE_MOVERS) X(STORES_BESIDE)
+  X(SUMS_TOO_EARLY) X(ALL_ARE_MOVERS) X(MOVES_TWICE) X(TURNS_BESIDE) X(CUTS_BESIDE) X(STORES_BESIDE)
 #include "../../hip_kernels/kernels/bulk_rs.hip"
 #include "bulk.h"
 #include "mutants.h"
@@ -28,6 +28,22 @@ struct WaitsForWhoGetsNothing : BulkRsSchedule {
     return true;
   }
 };
+// Where movers are agents of their own, WGs do not begin as movers as well.
+struct MovesTwice : BulkRsSchedule {
+  using BulkRsSchedule::BulkRsSchedule;
+  void begin() {
+    BulkRsSchedule::begin();
+    mover = target::wg() < p.movers;
+  }
+};
+// Nor do they become such: nobody there would tell of what they have read.
+struct TurnsBeside : BulkRsSchedule {
+  using BulkRsSchedule::BulkRsSchedule;
+  Work next_work() {
+    const Work w = BulkRsSchedule::next_work();
+    return w.kind == LEAVE && !aborted(p.g) ? next_reduce() : w;
+  }
+};
 
 struct Mutant : Bulk<BulkRsParams> {
   static void give_memory(u32 me) {
@@ -52,13 +68,14 @@ struct Mutant : Bulk<BulkRsParams> {
     Buffers& r = ranks[me];
     Random dice(mix(H.seed, me, launch));
     const u32 M = 1 + dice.below(20), N = 1 + dice.below(MAX_COLS), K = dice.below(17);
+    const bool whole = K <= 8 || (H.beside() && H.s.mutation != CUTS_BESIDE);
     BulkRsParams& p = r.params = base(me, launch, counter_words(s), M, N, K);
     for (u32 q = 0; q < H.s.ranks; q++) p.x_of[q] = (const Vec16*)ranks[q].from;
     p.out = (Vec16*)r.to;
-    p.split = {(float*)r.sums, K > 8 ? 2u : 1u, 8};
+    p.split = {(float*)r.sums, whole ? 1u : 2u, whole ? K : 8};
     p.m.tile_m = 8;
     p.lda = (M + 7) / 8 * 8;
-    p.movers = dice.below(H.wgs);
+    p.movers = H.beside() + dice.below(H.wgs);
     if (p.policy == FIXED && !p.movers) p.movers = 1;
     p.max_movers = p.movers + dice.below(H.wgs);
     if (!p.max_movers) p.max_movers = 1;
@@ -111,6 +128,8 @@ struct Mutant : Bulk<BulkRsParams> {
       case FIRST_REDUCE_REPORTS: return with<FirstReduceReports>(me, box, decides);
       case WAITS_FOR_WHO_GETS_NOTHING: return with<WaitsForWhoGetsNothing>(me, box, decides);
       case SUMS_TOO_EARLY: return with<DoesNotWaitFor<BulkRsSchedule, SUM>>(me, box, decides);
+      case MOVES_TWICE: return with<MovesTwice>(me, box, decides);
+      case TURNS_BESIDE: return with<TurnsBeside>(me, box, decides);
       case STORES_BESIDE: return run_wg<StoresSumsBeside<BulkRs>>(ranks[me].params, box, decides);
       default: return with<BulkRsSchedule>(me, box, decides);
     }
