@@ -92,6 +92,63 @@ def test_gemm_rs_matches_oracle(policy):
         _check(cases, ranks)
 
 
+@pytest.mark.parametrize("policy", ["one_way", "fixed", "two_way", "beside"])
+@pytest.mark.parametrize("arena", [False, True], ids=["copied", "in_arena"])
+def test_bulk_rs_matches_oracle(policy, arena):
+    for ranks in range(1, 5):
+        cases = [
+            Case(rows, n, k, "bulk_rs", policy, movers=movers if ranks > 1 else None, arena=arena, seed=ranks)
+            for rows, n, k in SHAPES
+            if len(rows) == ranks
+            for movers in (None, 1, 7)
+        ]
+        _check(cases, ranks)
+
+
+SUMS = [
+    # rows of every rank, width, shape of the product
+    ((700, 701), 1032, (770, 1290, 264)),
+    ((5, 0), 3, (1, 1, 1)),
+    ((300, 0, 1), 520, (130, 97, 72)),
+    ((900, 30, 600, 7), 2056, (384, 512, 1024)),
+    ((120,) * 8, 1032, (200, 136, 64)),
+]
+
+
+def _sums(comm, rows, width, shape, policy, movers):
+    """Bits of sums of BF16 rows, and weight gradients of all kinds beside them."""
+    m, n, k = shape
+    xs = [np.random.default_rng((q, width)).standard_normal((sum(rows), width), np.float32) for q in range(comm.ranks)]
+    xs = [np.where(np.abs(x) < 0.1, np.float32(-0.0), x).astype(ml_dtypes.bfloat16) for x in xs]
+    first = sum(rows[: comm.rank])
+    want = xs[0][first : first + rows[comm.rank]].astype(np.float32)
+    for x in xs[1:]:
+        want += x[first : first + rows[comm.rank]].astype(np.float32)
+    want = want.astype(ml_dtypes.bfloat16).view(np.uint16)
+    rng, xp = np.random.default_rng((comm.rank, 99)), comm.device.xp
+    a, b, was = (rng.integers(-1, 2, of).astype(np.float32) for of in ((k, m), (k, n), (m, n)))
+    given = [xp.asarray(y.astype(ml_dtypes.bfloat16).view(np.uint16)) for y in (xs[comm.rank], a, b)]
+    for accumulate in (False, True):
+        for dtype in (np.float32, ml_dtypes.bfloat16):
+            there, out = was.astype(dtype), xp.full(want.shape, 0x7FA5, np.uint16)
+            c = xp.asarray(there if dtype is np.float32 else there.view(np.uint16))
+            options = {"rows": rows, "policy": policy, "movers": movers, "accumulate": accumulate, "split": 1}
+            kr.bulk_rs(comm, *given, out=out, c=c, **options)
+            comm.synchronize()
+            assert np.array_equal(out.get(), want), (rows, policy, movers)
+            exact = (a.T @ b + (was if accumulate else 0)).astype(dtype)
+            assert np.array_equal(c.get(), exact if dtype is np.float32 else exact.view(np.uint16)), (rows, policy)
+    return True
+
+
+@pytest.mark.parametrize("movers", [None, 1, 5])
+@pytest.mark.parametrize("policy", ["one_way", "beside"])
+def test_bulk_rs_adds_in_rank_order_whoever_moves(policy, movers):
+    for rows, width, shape in SUMS:
+        options = {"ranks": len(rows), "device": "cuda", "mode": "threads", "arena_bytes": 64 << 20}
+        assert all(kr.launch(_sums, rows, width, shape, policy, movers, **options))
+
+
 def test_processes_match_oracle():
     cases = [Case((250, 251), 130, 72), Case((0, 300), 96, 40, policy="fixed")]
     outcomes = kr.launch(run_all, cases, ranks=2, device="cuda", mode="processes", arena_bytes=64 << 20)

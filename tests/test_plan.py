@@ -10,17 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kosmos_raw.build import params, sources, zig
-from kosmos_raw.device.base import Tile
+from kosmos_raw.device.base import Link, Tile
 from kosmos_raw.memory.allocator import ALIGNMENT, Allocator
 from kosmos_raw.numerics import bf16
 from kosmos_raw.numerics.tolerance import compare, gemm_bound
 from kosmos_raw.plan.ag_gemm import plan_ag_gemm, plan_ag_gemm_dgrad
+from kosmos_raw.plan.bulk import plan_bulk_rs
 from kosmos_raw.plan.crew import KERNELS, REDUCING, Crew, Grid
 from kosmos_raw.plan.gemm_rs import plan_gemm_rs
-from kosmos_raw.plan.shapes import split_rows
+from kosmos_raw.plan.shapes import MXFP8_FORMAT, split_rows
 
 TILE = Tile(96, 96)
 GRID = Grid((TILE,), 8)
+LINK = Link(pull=332, push=358, mover=22, tflops=5.6)
+WITH_AGENTS = Grid(tuple(Tile(128, n) for n in (256, 192, 128)), 132, link=LINK, beside=True)  # as on sm_90a
 
 
 @given(st.integers(0, 10**6), st.integers(1, 8))
@@ -85,6 +88,35 @@ def test_what_gemm_rs_refuses():
     for wrong in ({"movers": 0}, {"movers": 8}, {"max_movers": 0}, {"movers": 4, "max_movers": 3}, {"max_movers": 9}):
         with pytest.raises(ValueError, match=r"gemm_rs: .*movers is"):
             plan_gemm_rs([100, 100], 64, 64, GRID, **wrong)
+
+
+@pytest.mark.parametrize("form", [{}, {"form": MXFP8_FORMAT}], ids=["bf16", "mxfp8"])
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_bulk_rs_adds_beside_builders_where_it_can(ranks, form):
+    rows, shape = [8192 // ranks] * ranks, (3584, 4096, 8192)
+    plan = plan_bulk_rs(rows, 4096, shape, WITH_AGENTS, **form)
+    assert plan.crew == Crew("beside", 132, 132) and plan.cut.parts == 1
+    assert plan.slices % 132 == 0 and 32 <= rows[0] * 4096 * 2 * (ranks - 1) / plan.slices / 1024 <= 64  # KiB pulled
+    assert plan_bulk_rs(rows, 4096, shape, WITH_AGENTS, movers=8, **form).crew == Crew("beside", 8, 8)
+    assert plan_bulk_rs(rows, 4096, shape, WITH_AGENTS, max_movers=20, **form).crew == Crew("beside", 20, 20)
+    few = plan_bulk_rs([3] * ranks, 24, (9, 7, 8192), WITH_AGENTS, policy="beside", **form)
+    assert few.slices == 1 and few.cut.parts == 1  # by the table it would be cut
+    assert plan_bulk_rs([100], 64, shape, WITH_AGENTS, policy="beside", **form).crew == Crew("one_way", 0, 132)
+    for grid in (Grid((TILE,), 132, link=LINK), Grid((TILE,), 132)):
+        assert plan_bulk_rs(rows, 4096, shape, grid, **form).crew.policy == "one_way"
+
+
+def test_nobody_moves_beside_who_must_tell_of_parts():
+    for plan, shape in ((plan_bulk_rs, (64, (3584, 4096, 8192))), (plan_ag_gemm_dgrad, (4096, 8192))):
+        op = plan.__name__.removeprefix("plan_")
+        cut = plan([4096, 4096], *shape, WITH_AGENTS, split=2)
+        assert cut.crew.policy == "one_way" and cut.cut.parts == 2
+        with pytest.raises(ValueError, match=f"{op}: split is 2, want 1 under policy 'beside'"):
+            plan([4096, 4096], *shape, WITH_AGENTS, split=2, policy="beside")
+        with pytest.raises(ValueError, match=f"{op}: policy is 'beside', want one of one_way, fixed, two_way"):
+            plan([4096, 4096], *shape, Grid((TILE,), 132, link=LINK), policy="beside")
+    with pytest.raises(ValueError, match="all operators but gemm_rs"):
+        plan_gemm_rs([100, 100], 64, 64, WITH_AGENTS, policy="beside")
 
 
 def test_a_cap_takes_builders_from_a_gather_and_both_roles_from_a_reduction():

@@ -1,7 +1,7 @@
 // sm_90a: a mover beside the builders of its WG. One thread and TMA pull rows through a small ring of their own while the
 // others multiply, so that no SM is taken from the GEMM. (A mover that is a whole WG carries 22 GB/s: 16 of 132 SMs did not
-// multiply while a link was busy.) It is the publisher's thread: in operators that pull, tiles of a whole contraction have
-// nothing to publish.
+// multiply while a link was busy.) It is the publisher's thread: in operators that move beside, tiles of a whole
+// contraction have nothing to publish.
 //
 // Its ring is the second half of the panels of results. Workers then use one panel a warp, not two. Four lanes issue a piece
 // together: a single thread that issued all was what limited a pull, not the link.

@@ -43,7 +43,7 @@ template <class Op> INLINE void add_beside(const typename Op::Params& p, unsigne
   const u32 ranks = p.g.ranks, room = UNIT_BYTES / ranks / 512 * 32;  // words of each rank
   u32 loaded = 0, added = 0;  // units so far
   Work coming;                // the REDUCE that is loaded
-  Addends a{};                // what is left of it
+  u64 next = 0, last = 0;     // words of it that are left
 
   const auto quarter = [&](u32 words, u32 i) { return i * (room / RUNS) < words ? i * (room / RUNS) : words; };
   const auto end = [&](const Work& w) {
@@ -51,7 +51,7 @@ template <class Op> INLINE void add_beside(const typename Op::Params& p, unsigne
     trace.mark(p.g, DONE, w);
   };
   const auto begin_next = [&] {  // whether there is more to add
-    while (a.begin == a.end) {
+    while (next == last) {
       if (lane == 0) {
         coming = schedule.next_beside();
         trace.mark(p.g, CLAIMED, coming);
@@ -63,37 +63,39 @@ template <class Op> INLINE void add_beside(const typename Op::Params& p, unsigne
       if (coming.kind == LEAVE) return false;
       __syncwarp();      // what lane 0 has acquired, the others have with it
       order_with_tma();  // as for all loads: others' stores of what is loaded now
-      a = Op::addends(schedule, coming);
-      if (a.begin == a.end && lane == 0) end(coming);
+      const Addends a = Op::addends(schedule, coming);
+      next = a.begin, last = a.end;
+      if (next == last && lane == 0) end(coming);
     }
     return true;
   };
   const auto load_unit = [&] {
-    const u32 i = loaded++ % UNITS, barrier = barriers + i * 8, words = a.end - a.begin < room ? (u32)(a.end - a.begin) : room;
-    if (lane == 0) units[i] = {a.to + a.begin, words, 0, a.begin + words == a.end ? coming : Work{}};
+    const Addends a = Op::addends(schedule, coming);  // again: so compilers see that a.of is in the params
+    const u32 i = loaded++ % UNITS, barrier = barriers + i * 8, words = last - next < room ? (u32)(last - next) : room;
+    if (lane == 0) units[i] = {a.to + next, words, 0, next + words == last ? coming : Work{}};
     if (lane < RUNS) {
       const u32 first = quarter(words, lane), bytes = (quarter(words, lane + 1) - first) * 16;
       wait_stores_read<1>();  // of the sums that were here
       arrive_expecting(barrier, bytes * ranks);
       for (u32 q = 0; q < ranks && bytes; q++)
-        load_bytes(ring + i * UNIT_BYTES + (q * room + first) * 16, a.of[q] + a.offset + a.begin + first, bytes, barrier);
+        load_bytes(ring + i * UNIT_BYTES + (q * room + first) * 16, a.of[q] + a.offset + next + first, bytes, barrier);
     }
-    a.begin += words;
+    next += words;
   };
   const auto add_unit = [&] {
     const u32 i = added % UNITS, unit = ring + i * UNIT_BYTES, words = units[i].words;
     wait(barriers + i * 8, added++ / UNITS % 2);
     for (u32 k = lane; k < words; k += 64) {  // two words at a time; the sums take the first rank's place
       const bool two = k + 32 < words;
-      const u32 at = unit + k * 16, next = two ? at + 32 * 16 : at;
+      const u32 at = unit + k * 16, other = two ? at + 32 * 16 : at;
       WordSums x, y;
-      x.add(load_shared(at), true), y.add(load_shared(next), true);
+      x.add(load_shared(at), true), y.add(load_shared(other), true);
       for (u32 q = 1; q < ranks; q++) {
-        const Vec16 u = load_shared(at + q * room * 16), v = load_shared(next + q * room * 16);
+        const Vec16 u = load_shared(at + q * room * 16), v = load_shared(other + q * room * 16);
         x.add(u, false), y.add(v, false);
       }
       store_shared(at, x.rounded());
-      if (two) store_shared(next, y.rounded());
+      if (two) store_shared(other, y.rounded());
     }
     shared_then_tma();
     __syncwarp();

@@ -63,8 +63,11 @@ def bulk_rs(
         rows: how many of the M rows each rank gets, in order; any may be 0. None deals them evenly.
         out: bf16 [rows[rank], width] to fill; None allocates it.
         c: bf16 or float32 [M', N'] to fill, or to add to with `accumulate`; None allocates bf16.
-        policy: "one_way" (who finds no more work of its own kind takes the other kind) or "fixed" (it leaves).
-        movers, max_movers: WGs that begin as movers, and how many may be; None asks plan.bulk.
+        policy: "one_way" (who finds no more work of its own kind takes the other kind), "fixed" (it leaves), or on cuda
+            "beside" (all WGs build, and a warp of each adds meanwhile; the contraction is not cut). None: "beside"
+            where there is such a warp and no cut, else "one_way".
+        movers, max_movers: WGs that begin as movers (with "beside": whose warp adds), and how many may be; None asks
+            plan.bulk.
         split: into how many parts the contraction is cut, each added in FP32 in order; None asks plan.bulk.
     Returns: (this rank's rows of the sum of X, C).
     Raises: as ag_gemm.

@@ -196,8 +196,8 @@ def _plan(
 ) -> AgGemmPlan:
     every, depth = tuple(int(r) for r in rows), round_up(k, form.step)
     ranks, shape, words = len(every), (sum(every), n, k), depth // form.word
-    least = parts_that_fit(KERNELS[op], sum(every), n, grid.tiles[0], grid.workgroups) if split is None else split
-    policy = grid.policy(policy, ranks, whole=least == 1)
+    parts = parts_that_fit(KERNELS[op], sum(every), n, grid.tiles[0], grid.workgroups) if split is None else split
+    policy = grid.policy(policy, ranks, whole=parts == 1)
     crew = Crew.choose(op, shape, ranks, grid, policy, movers, dtype=form.dtype)
     split = whole_if_beside(op, policy, ranks, split)
     tile = grid.tile(every, n, k, crew.movers)

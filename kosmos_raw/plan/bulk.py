@@ -172,10 +172,9 @@ def plan_bulk_rs(
     if grid.link and ranks > 1 and words:
         link, least = reducing(grid.link, ranks), LEAST_PULL
         moved = Moved(max(every) * (ranks - 1), words, awaited=False)
-        crew_asked = crew.movers if beside else movers
-        chosen = choose(
-            link, grid.tiles, (m,), n, k, grid.workgroups, moved, crew_asked, halves=split == 1, beside=beside
-        )
+        if beside:
+            movers = max_movers = crew.movers  # nobody joins agents
+        chosen = choose(link, grid.tiles, (m,), n, k, grid.workgroups, moved, movers, halves=split == 1, beside=beside)
         most = max(chosen.movers, saturating(link, grid.workgroups)) if max_movers is None else max_movers
         crew, tile = Crew.choose(op, shape, ranks, grid, policy, chosen.movers, most), chosen.tile
         halved = chosen.halved if split == 1 else 0

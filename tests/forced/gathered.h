@@ -52,7 +52,7 @@ template <Layout L, class P = AgGemmParams> struct Gathered {
     p.policy = H.s.policy;
     p.order = dice.below(1 + NOT_OWN_FIRST);
     p.queues = 1 + dice.below(4);
-    if (L != TN) p.split = {(float*)r.sums, s.K == 16 && dice.below(2) ? 2u : 1u, 8};
+    if (L != TN) p.split = {(float*)r.sums, s.K == 16 && dice.below(2) && !H.beside() ? 2u : 1u, 8};
     p.together = dice.below(4);
     p.halved = p.tile_n % (L == TN ? 8 : 16) || dice.below(2) ? 0 : dice.below(20);
     p.pulls = draw_pulls(dice, s.K, p.split.parts < 2);
