@@ -84,8 +84,9 @@ struct MoeBackwardSchedule : MoeBackwardWords {
     if (i >= end) return {};
     if (i < shared_ones()) return {SHARED, i, {SHARED_D2, me, i / p.cols_s, i % p.cols_s}};
     const u32 j = i - shared_ones(), seconds = p.rows_h * p.cols_s;
-    if (j < seconds) return {SHARED, i, {SHARED_W2, me, 0, j}};
-    return {SHARED, i, {SHARED_W1, me, 0, j - seconds}};
+    const MoeBackwardQueue queue(p);
+    if (j < seconds) return {SHARED, i, {SHARED_W2, me, 0, queue.part(j, p.rows_h, p.cols_s)}};
+    return {SHARED, i, {SHARED_W1, me, 0, queue.part(j - seconds, p.rows_2s, p.cols_h)}};
   }
 
   DEVICE Work next_work() {

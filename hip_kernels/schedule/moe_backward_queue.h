@@ -91,16 +91,23 @@ struct MoeBackwardQueue {
     const bool side = (u64)(j + 1) * mixed / n > sides;
     return side ? item(s.side, s.side_piece, sides) : item(s.kind, s.piece, j - sides);
   }
+  DEVICE u32 side_by_side() const { return p.side_by_side ? p.side_by_side : 1; }
+  // Of a matrix of weights, the number of its n-th tile: tiles that are made at a time share what they read.
+  DEVICE u32 part(u32 n, u32 rows, u32 columns) const {
+    const TileAt t = tile_in_groups(n, rows, columns, side_by_side());
+    return t.row * columns + t.column;
+  }
   // Tiles of rows: row is the tile row. Of weights: row is the piece (of the router: which part of the sum), part the tile.
   DEVICE Work item(Kind kind, u32 which, u32 n) const {
     const u32 me = p.g.rank;
     switch (kind) {
       case QUANT: case GEMM1: case DGRAD2: case DGRAD1: {
         const MoePiece x = piece(which);
-        const u32 columns = tiles(kind, 1);
-        const TileAt t = tile_in_groups(n, x.blocks, columns, p.side_by_side ? p.side_by_side : 1);
+        const TileAt t = tile_in_groups(n, x.blocks, tiles(kind, 1), side_by_side());
         return {kind, me, x.first + x.blocks - 1 - t.row, t.column};  // rows come from the last one down
       }
+      case WGRAD2: return {kind, me, which, part(n, p.rows_h, p.cols_i)};
+      case WGRAD1: return {kind, me, which, part(n, p.rows_2i, p.cols_h)};
       case OWN_DX: return {kind, me, n / p.cols_h, n % p.cols_h};
       case ROUTER_DW: return {kind, me, n / (p.rows_r * p.cols_h), n % (p.rows_r * p.cols_h)};
       case FOLD: return {kind, me, n};

@@ -163,7 +163,7 @@ INLINE void add_tile(const float (&sums)[N / 2], const Group& g, const TileOpera
       panel.put(i, pack(s[0], s[1]), pack(s[2], s[3]), pack(s[4], s[5]), pack(s[6], s[7]));
     }
     __syncwarp();
-    panel.store<false>(t, to, c);
+    panel.store<false>(t, to, c, same_line);
     shared_then_tma();  // TMA writes here next
     __syncwarp();
     if (lane() % 32 == 0) arrive(at.empty(group));

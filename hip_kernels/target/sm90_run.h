@@ -19,7 +19,7 @@
 namespace target {
 // 128 * 56 + 256 * 224 registers are those of 384 threads with 168, which is what the compiler gives them. With 40 the
 // threads of warpgroup 0 spill.
-constexpr u32 FEW_REGISTERS = 56, MANY_REGISTERS = 224;
+constexpr u32 FEW_REGISTERS = 72, MANY_REGISTERS = 216;
 
 // Work n goes through slot n % 2. All addresses are in shared memory. Where the publisher moves beside, it reads none of them.
 struct Slots {
@@ -173,7 +173,7 @@ INLINE void build(const typename Op::Params& p, const Work& w, const TileOperand
   if constexpr (exchanges<Op>()) {
     if (w.chunk != p.g.rank) send_tile<N>(sums, t, panels);
     else if (p.g.ranks > 1) add_tile<N>(sums, p.g, t, Op::own_rows(p, w), panels);
-    else store_rows<N, false>(sums, t, Op::own_rows(p, w), shared, false);
+    else store_rows<N, false>(sums, t, Op::own_rows(p, w), shared, false, same_line);
   } else hand_over<Op, N>(p, w, sums, t, shared, moves_beside<Op>(p));
 }
 
@@ -224,7 +224,8 @@ template <class Op> INLINE void run(const typename Op::Params& p, const Operands
     }
     slots.init_all(!moves_beside<Op>(p));
     if constexpr (exchanges<Op>()) init_panels(shared);
-    if (moves_beside<Op>(p)) init_pieces(shared);
+    if constexpr (can_add_beside<Op>()) init_units(shared);
+    else if (moves_beside<Op>(p)) init_pieces(shared);
     inits_are_visible();
   }
   __syncthreads();  // the last barrier of all threads: the roles part here

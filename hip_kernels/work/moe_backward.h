@@ -17,10 +17,6 @@ DEVICE inline Gated swiglu_gradient(float gate, float up, float dh, float limit)
 
 // Where four neighbours of one of both lie in a matrix whose columns (or rows) alternate in blocks of GATED.
 DEVICE inline u64 gate_at(u64 i) { return i / target::GATED * 2 * target::GATED + i % target::GATED; }
-// The other way round: of two matrices of `width` that follow each other.
-DEVICE inline u32 separated_at(u32 i, u32 width) {
-  return i / target::GATED % 2 * width + i / (2 * target::GATED) * target::GATED + i % target::GATED;
-}
 
 // Rows of dH: h and dpre are made of them. Pointers and words (of 8 bytes, from row to row) are of the tile's first row.
 struct DSwigluTo {
@@ -57,25 +53,24 @@ struct DSwigluTo {
 // in the same elements. What is made in turns and rounded to BF16 is FP32 (`sums`) until the last one.
 struct GradientTo {
   SumsTo to;
-  const Vec16* sums;   // what earlier turns have made and the last one adds; else null
-  u32 row, separated;  // width of two matrices whose rows alternate in the tile, and follow each other in the result; or 0
+  const Vec16* sums;  // what earlier turns have made and the last one adds; else null
   GradientTo() = default;
   DEVICE GradientTo(const MoeGradient& g, u64 first, u32 ld, u32 row, u32 column, u32 separated, bool begins, bool ends)
-      : to{g.to, first + column, ld, (Into)g.into}, sums(nullptr), row(row), separated(separated) {
+      : to{g.to, first + column, ld, (Into)g.into, row, separated}, sums(nullptr) {
     if (is_f32(to.into)) to.into = begins ? to.into : ADD_F32;
     else if (!ends) to.c = g.sums, to.into = begins ? SET_F32 : ADD_F32;
     else if (!begins) sums = (const Vec16*)g.sums;
   }
-  DEVICE u32 line(u32 row_in) const { return separated ? separated_at(row + row_in, separated) : row + row_in; }
-  DEVICE Vec16 was(u32 row_in, u32 column) const {
-    return sums ? target::read(sums + to.at(line(row_in), column) / 4) : to.was(line(row_in), column);
-  }
-  DEVICE void put(u32 row_in, u32 column, const float (&four)[4], const Vec16& was) const {
-    const u32 r = line(row_in);
-    if (!sums) return to.put(r, column, four, was);
+  DEVICE Vec16 was(u32 row, u32 column) const { return sums ? target::read(sums + to.at(row, column) / 4) : to.was(row, column); }
+  DEVICE void put(u32 row, u32 column, const float (&four)[4], const Vec16& was) const {
+    if (!sums) return to.put(row, column, four, was);
     float x[4];
     for (u32 j = 0; j < 4; j++) x[j] = four[j] + float_of_four(was, j);
-    to.put(r, column, x, to.was(r, column));
+    to.put(row, column, x, to.was(row, column));
+  }
+  template <class F> DEVICE void visit(F f) const {
+    if (sums) f(*this);
+    else to.visit(f);
   }
 };
 
@@ -90,6 +85,10 @@ struct MoeSumsTo {
   DEVICE void put(u32 row, u32 column, const float (&four)[4], const Vec16& was) const {
     if (is_gradient) gradient.put(row, column, four, was);
     else dh.put(row, column, four, was);
+  }
+  template <class F> DEVICE void visit(F f) const {
+    if (is_gradient) gradient.visit(f);
+    else f(dh);
   }
 };
 

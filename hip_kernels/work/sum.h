@@ -26,16 +26,42 @@ DEVICE inline void put_four(void* c, u64 at, Into into, const float (&four)[4], 
   target::write((Vec16*)c + at / 4, Vec16{bits(0) | bits(1) << 32, bits(2) | bits(3) << 32});
 }
 
-// Where the sums of a tile go: its first element in c, which has lines of ld (kernels/tile_operands.h, sums_to).
+// Row i of two matrices of `width` rows each, which alternate in blocks of GATED: where they follow each other.
+DEVICE inline u32 separated_at(u32 i, u32 width) {
+  return i / target::GATED % 2 * width + i / (2 * target::GATED) * target::GATED + i % target::GATED;
+}
+
+// Where the sums of a tile go (kernels/tile_operands.h, sums_to).
 struct SumsTo {
   void* c;
-  u64 first;
-  u32 ld;
+  u64 first;  // element of line 0 of c and of the tile's first column
+  u32 ld;     // elements from line to line
   Into into;
-  DEVICE u64 at(u32 row, u32 column) const { return first + (u64)row * ld + column; }
-  DEVICE Vec16 was(u32 row, u32 column) const { return read_four(c, at(row, column), into); }
-  DEVICE void put(u32 row, u32 column, const float (&four)[4], const Vec16& was) const { put_four(c, at(row, column), into, four, was); }
+  u32 row = 0, separated = 0;  // the line of the tile's first row; the width, where lines of c are separated_at their rows
+  DEVICE u32 line(u32 row_in) const { return separated ? separated_at(row + row_in, separated) : row + row_in; }
+  DEVICE u64 at(u32 row_in, u32 column) const { return first + (u64)line(row_in) * ld + column; }
+  DEVICE Vec16 was(u32 row_in, u32 column) const { return read_four(c, at(row_in, column), into); }
+  DEVICE void put(u32 row_in, u32 column, const float (&four)[4], const Vec16& was) const {
+    put_four(c, at(row_in, column), into, four, was);
+  }
+  // Calls f with what does the same and needs not ask into what, for targets that rather have their loop four times.
+  template <class F> DEVICE void visit(F f) const;
 };
+template <Into INTO> struct SumsInto {
+  const SumsTo& to;
+  DEVICE Vec16 was(u32 row, u32 column) const { return read_four(to.c, to.at(row, column), INTO); }
+  DEVICE void put(u32 row, u32 column, const float (&four)[4], const Vec16& was) const {
+    put_four(to.c, to.at(row, column), INTO, four, was);
+  }
+};
+template <class F> DEVICE inline void SumsTo::visit(F f) const {
+  switch (into) {
+    case SET_BF16: return f(SumsInto<SET_BF16>{*this});
+    case ADD_BF16: return f(SumsInto<ADD_BF16>{*this});
+    case SET_F32: return f(SumsInto<SET_F32>{*this});
+    default: return f(SumsInto<ADD_F32>{*this});
+  }
+}
 
 // The sums of all parts of `rows` x `cols` of a result, from its element `first` on; part p of it lies p * stride behind.
 DEVICE inline void sum_parts(const Split& s, u64 stride, void* c, Into into, u64 first, u32 ld, u32 rows, u32 cols) {
