@@ -96,7 +96,7 @@ def test_bulk_rs_adds_beside_builders_where_it_can(ranks, form):
     rows, shape = [8192 // ranks] * ranks, (3584, 4096, 8192)
     plan = plan_bulk_rs(rows, 4096, shape, WITH_AGENTS, **form)
     assert plan.crew == Crew("beside", 132, 132) and plan.cut.parts == 1
-    assert plan.slices % 132 == 0 and 32 <= rows[0] * 4096 * 2 * (ranks - 1) / plan.slices / 1024 <= 64  # KiB pulled
+    assert plan.slices % 132 == 0 and 64 <= rows[0] * 4096 * 2 * (ranks - 1) / plan.slices / 1024 <= 128  # KiB pulled
     assert plan_bulk_rs(rows, 4096, shape, WITH_AGENTS, movers=8, **form).crew == Crew("beside", 8, 8)
     assert plan_bulk_rs(rows, 4096, shape, WITH_AGENTS, max_movers=20, **form).crew == Crew("beside", 20, 20)
     few = plan_bulk_rs([3] * ranks, 24, (9, 7, 8192), WITH_AGENTS, policy="beside", **form)

@@ -41,6 +41,7 @@ static_assert(sizeof(BulkRsParams) == 360);
 struct BulkRsSchedule {
   const BulkRsParams& p;
   bool mover = false, turned = false;  // touched by next_work alone
+  mutable bool all_here = false;       // all ranks were seen in this launch
 
   DEVICE explicit BulkRsSchedule(const BulkRsParams& p) : p(p) {}
 
@@ -101,7 +102,7 @@ struct BulkRsSchedule {
 
   DEVICE bool wait_inputs(const Work& w) const {
     const Group& g = p.g;
-    if (w.kind == REDUCE) return wait_all_started(g, w);
+    if (w.kind == REDUCE) return all_here || (all_here = wait_all_started(g, w));
     if (w.kind == SUM) {
       if (!wait_at_least(g, w, parts_done(w.row, w.part), p.split.parts, DEVICE_SCOPE)) return false;
       target::acquire(DEVICE_SCOPE);  // pairs with the release of a TILE in finish

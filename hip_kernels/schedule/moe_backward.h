@@ -57,7 +57,8 @@ struct MoeBackwardSchedule : MoeBackwardWords {
     return begin > base ? begin : base;
   }
 
-  // ---- claims: seen first, then taken if nobody else has, but for the main queue's. Lists of moves and sends from their ends.
+  // ---- claims: seen first, then taken if nobody else has; the main queue and shared experts are drawn from. Lists of moves and
+  // sends from their ends.
   struct Claim {
     u32 head = HEADS, at = 0;  // HEADS: nothing
     Work work;
@@ -80,13 +81,21 @@ struct MoeBackwardSchedule : MoeBackwardWords {
   DEVICE u32 shared_ones() const { return token_rows() * p.cols_s; }
   DEVICE u32 shared_size() const { return p.S ? shared_ones() + p.rows_h * p.cols_s + p.rows_2s * p.cols_h : 0; }
   DEVICE Claim next_shared(u32 end) const {
-    const u32 i = target::load(head(SHARED), DEVICE_SCOPE), me = p.g.rank;
-    if (i >= end) return {};
-    if (i < shared_ones()) return {SHARED, i, {SHARED_D2, me, i / p.cols_s, i % p.cols_s}};
-    const u32 j = i - shared_ones(), seconds = p.rows_h * p.cols_s;
+    const u32 i = target::load(head(SHARED), DEVICE_SCOPE);
+    return i < end ? Claim{SHARED, i, shared_at(i)} : Claim{};
+  }
+  DEVICE Work shared_at(u32 i) const {
+    const u32 ones = shared_ones(), seconds = p.rows_h * p.cols_s;
     const MoeBackwardQueue queue(p);
-    if (j < seconds) return {SHARED, i, {SHARED_W2, me, 0, queue.part(j, p.rows_h, p.cols_s)}};
-    return {SHARED, i, {SHARED_W1, me, 0, queue.part(j - seconds, p.rows_2s, p.cols_h)}};
+    if (i < ones) return queue.of_tokens(SHARED_D2, i, p.cols_s);
+    if (i < ones + seconds) return {SHARED_W2, p.g.rank, 0, queue.part(i - ones, p.rows_h, p.cols_s)};
+    return {SHARED_W1, p.g.rank, 0, queue.part(i - ones - seconds, p.rows_2s, p.cols_h)};
+  }
+  // Drawn, as the main queue is, for all WGs come for it: of those that try to take the entry that they see, one succeeds. What a
+  // WG gets may be another one than it saw, and then wait for those before it, or none.
+  DEVICE Work draw_shared() const {
+    const u32 i = target::add(head(SHARED), 1, DEVICE_SCOPE);
+    return i < shared_size() ? shared_at(i) : Work{};
   }
 
   DEVICE Work next_work() {
@@ -99,6 +108,10 @@ struct MoeBackwardSchedule : MoeBackwardWords {
         c = best();
       }
       if (!c) return c.work;  // LEAVE; or GATE, which is no claim: any number of WGs may hold it
+      if (c.head == SHARED) {
+        if (const Work w = draw_shared(); w.kind != LEAVE) return w;
+        continue;
+      }
       if (c.head == MAIN) drawn = false;
       else if (!take(c)) continue;  // another WG has just claimed it
       return c.work;

@@ -97,6 +97,11 @@ struct MoeBackwardQueue {
     const TileAt t = tile_in_groups(n, rows, columns, side_by_side());
     return t.row * columns + t.column;
   }
+  // Of rows of tokens.
+  DEVICE Work of_tokens(Kind kind, u32 n, u32 columns) const {
+    const TileAt t = tile_in_groups(n, (p.tokens + p.layout.tile_m - 1) / p.layout.tile_m, columns, side_by_side());
+    return {kind, p.g.rank, t.row, t.column};
+  }
   // Tiles of rows: row is the tile row. Of weights: row is the piece (of the router: which part of the sum), part the tile.
   DEVICE Work item(Kind kind, u32 which, u32 n) const {
     const u32 me = p.g.rank;
@@ -108,7 +113,7 @@ struct MoeBackwardQueue {
       }
       case WGRAD2: return {kind, me, which, part(n, p.rows_h, p.cols_i)};
       case WGRAD1: return {kind, me, which, part(n, p.rows_2i, p.cols_h)};
-      case OWN_DX: return {kind, me, n / p.cols_h, n % p.cols_h};
+      case OWN_DX: return of_tokens(kind, n, p.cols_h);
       case ROUTER_DW: return {kind, me, n / (p.rows_r * p.cols_h), n % (p.rows_r * p.cols_h)};
       case FOLD: return {kind, me, n};
       default: return {kind, me, which, n};

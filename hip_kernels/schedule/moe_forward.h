@@ -62,8 +62,8 @@ struct MoeSchedule : MoeWords {
   DEVICE Work next_shared() const {
     const u32 i = target::add(head(SHARED), 1, DEVICE_SCOPE), columns = p.shared_columns, ones = token_rows() * columns;
     if (i >= shared_size()) return {};
-    if (i < ones) return {SHARED1, p.g.rank, i / columns, i % columns};
-    return {SHARED2, p.g.rank, (i - ones) / p.columns2, (i - ones) % p.columns2};
+    if (i < ones) return tile_in(SHARED1, 0, token_rows(), columns, i);
+    return tile_in(SHARED2, 0, token_rows(), p.columns2, i - ones);
   }
 
   // Main: step i holds GEMM1 of step i, then GEMM2 of step i - lag. Behind all tiles: folds.

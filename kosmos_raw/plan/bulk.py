@@ -9,12 +9,10 @@ from .crew import KERNELS, Crew, Grid, whole_if_beside
 from .gemm_rs import LEAST_SLICE
 from .heuristics import parts_that_fit
 from .link import (
-    BESIDE_PULL,
     LEAST_PULL,
     Moved,
     Pulls,
     choose,
-    pulls_of,
     reducing,
     saturating,
     table_pulls,
@@ -136,9 +134,7 @@ def plan_bulk_ag(
     moved = Moved(sum(every) * (ranks - 1) // ranks, words, awaited=False)
     chosen = choose(grid.link, grid.tiles, (m,), n, k, grid.workgroups, moved, movers, beside=beside)
     crew, tile = Crew.choose(op, shape, ranks, grid, policy, chosen.movers), chosen.tile
-    pulls = pulls_of(chosen, ranks, words, -(-n // tile.n), grid.workgroups, beside=beside)
-    if form is not BF16_FORMAT:
-        pulls = whole_pulls(chosen, max(every) // form.word)
+    pulls = whole_pulls(chosen, words if form is BF16_FORMAT else max(every) // form.word)
     return BulkAgPlan(op, lines, n, k, tile, grid.workgroups, crew, width, m, chosen.halved, pulls, every, form=form)
 
 
@@ -180,7 +176,7 @@ def plan_bulk_rs(
         halved = chosen.halved if split == 1 else 0
     slices = max(1, min(4 * crew.max_movers, nbytes // least))
     if beside:  # as many for each agent
-        each = max(1, nbytes * (ranks - 1) // (crew.movers * BESIDE_PULL))
+        each = max(1, -(-nbytes * (ranks - 1) // (crew.movers * LEAST_PULL)))
         slices = max(1, min(each * crew.movers, nbytes // LEAST_SLICE))
     cut = Cut.of(k, split, max(K_STEP, form.step))
     return BulkRsPlan(op, every, n, k, tile, grid.workgroups, crew, width, m, halved, slices, cut, form=form)
