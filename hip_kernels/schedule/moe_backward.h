@@ -31,6 +31,7 @@
 struct MoeBackwardSchedule : MoeBackwardWords {
   // The WG's only state, touched by next_work alone.
   bool planned = false, drawn = false;
+  mutable u32 over = 0;        // bit i: list i was seen at its end
   u32 entry = 0, segment = 0;  // of the main queue, the last one drawn; entries are drawn in order, as in moe_forward
   Work in_hand;
 
@@ -66,22 +67,29 @@ struct MoeBackwardSchedule : MoeBackwardWords {
   };
   DEVICE bool take(const Claim& c) const { return target::swap_if(head(c.head), c.at, c.at + 1, DEVICE_SCOPE); }
   DEVICE Claim next_move() const {
-    const u32 i = target::load(head(MOVES), DEVICE_SCOPE), n = p.layout.one(MoeLayout::N_MOVES);
+    const u32 n = p.layout.one(MoeLayout::N_MOVES), i = seen(MOVES, n);
     return i < n ? Claim{MOVES, i, p.layout.move(n - 1 - i)} : Claim{};
   }
   DEVICE Claim next_send() const {
-    const u32 i = target::load(head(SENDS), DEVICE_SCOPE), n = p.layout.one(MoeLayout::N_SENDS);
+    const u32 n = p.layout.one(MoeLayout::N_SENDS), i = seen(SENDS, n);
     return i < n ? Claim{SENDS, i, p.layout.send(n - 1 - i)} : Claim{};
   }
   DEVICE Claim next_dweight() const {
-    const u32 i = target::load(head(DWEIGHTS), DEVICE_SCOPE);
+    const u32 i = seen(DWEIGHTS, blocks());
     return i < blocks() ? Claim{DWEIGHTS, i, {DWEIGHT, p.g.rank, i}} : Claim{};
+  }
+  // The head of a list of n entries. It only rises, so who has seen the end need not look again.
+  DEVICE u32 seen(u32 list, u32 n) const {
+    if (over >> list & 1) return n;
+    const u32 i = target::load(head(list), DEVICE_SCOPE);
+    if (i >= n) over |= 1u << list;
+    return i;
   }
   // The filler: depends on nothing but itself.
   DEVICE u32 shared_ones() const { return token_rows() * p.cols_s; }
   DEVICE u32 shared_size() const { return p.S ? shared_ones() + p.rows_h * p.cols_s + p.rows_2s * p.cols_h : 0; }
   DEVICE Claim next_shared(u32 end) const {
-    const u32 i = target::load(head(SHARED), DEVICE_SCOPE);
+    const u32 i = seen(SHARED, shared_size());
     return i < end ? Claim{SHARED, i, shared_at(i)} : Claim{};
   }
   DEVICE Work shared_at(u32 i) const {
@@ -152,7 +160,7 @@ struct MoeBackwardSchedule : MoeBackwardWords {
     for (u32 stage = MOVING;; stage++) {
       Claim c = stage == MOVING ? next_of_movers(no_tiles) : stage == SENDING ? next_of_senders(no_tiles) : next_built();
       const bool asks = stage == SENDING || (stage == MOVING && c.head == MOVES && reuses(c.work.chunk, round_of(c.work.row))) ||
-                        (stage == BUILDING && c.head == MAIN && target::load(head(SHARED), DEVICE_SCOPE) < shared_size());
+                        (stage == BUILDING && c.head == MAIN && seen(SHARED, shared_size()) < shared_size());
       const bool there = c && (!asks || has_inputs_of(*this, c.work));
       if (there || (stage == BUILDING && !c)) return c;
       if (stage < BUILDING) continue;

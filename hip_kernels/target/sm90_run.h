@@ -7,7 +7,7 @@
 //              them (sm90_beside.h, and with its whole warp sm90_beside_sums.h)
 //
 // So the next work is claimed while the last one is multiplied, and its operands are loaded while that is stored. The
-// decider asks when A's loader has two stages left: late, so that no WG holds work that another could begin sooner, and
+// decider asks when A's loader has few stages left: late, so that no WG holds work that another could begin sooner, and
 // early enough to hide the question. Never more than one ahead of what is worked on: legal while no work of the workers
 // waits for anything, or for nothing that the claim could be holding.
 #pragma once
@@ -78,7 +78,12 @@ template <class Op> INLINE void decide(const typename Op::Params& p, const Slots
   }
 }
 
-// A's loader says when two stages are left to load: what comes next can be decided while they are waited for. It also waits
+// Stages that are left to load when the next work is asked for. Operators that draw it, and so need not ask late, say more.
+template <class Op> INLINE constexpr u32 asks_ahead() {
+  if constexpr (requires { Op::ASKS_AHEAD; }) return Op::ASKS_AHEAD;
+  else return 2;
+}
+// A's loader says when so few are left: what comes next can be decided while they are waited for. It also waits
 // for the parts of A that may come later than the first. When such a wait gives up, so does the launch, and it is no matter
 // what is loaded.
 template <class Op, bool IS_A>
@@ -103,7 +108,7 @@ INLINE void load(const typename Op::Params& p, const Operands& o, const Slots& s
             order_with_tma();
           }
         }
-        if (!said && k + 2 >= steps) arrive(slots.soon()), said = true;
+        if (!said && k + asks_ahead<Op>() >= steps) arrive(slots.soon()), said = true;
       }
     };
     order_with_tma();  // others' stores of what is loaded now
