@@ -22,7 +22,7 @@ from kosmos_raw.plan.shapes import MXFP8_FORMAT, split_rows
 
 TILE = Tile(96, 96)
 GRID = Grid((TILE,), 8)
-LINK = Link(pull=332, push=358, mover=22, tflops=5.6)
+LINK = Link(pull=332, push=358, mover=22, tflops=5.6, adder=1.4)
 WITH_AGENTS = Grid(tuple(Tile(128, n) for n in (256, 192, 128)), 132, link=LINK, beside=True)  # as on sm_90a
 
 

@@ -68,11 +68,12 @@ template <class Op> INLINE void decide(const typename Op::Params& p, const Slots
   schedule.begin();
   for (u32 n = 0;; n++) {
     if (n) wait(slots.soon(), (n - 1) % 2);
-    wait(slots.empty(n), slots.parity(n) ^ 1);  // the first two find their slots empty
     Work w = schedule.next_work();
     trace.mark(p.g, CLAIMED, w);
     if (w.kind != LEAVE && !wait_to_begin(schedule, w)) w = {};
     if (w.kind != LEAVE) trace.mark(p.g, READY, w);
+    // Only now, for the work of two before is still being published. The first two find their slots empty.
+    wait(slots.empty(n), slots.parity(n) ^ 1);
     slots.put(n, w);
     if (w.kind == LEAVE) return;
   }

@@ -11,6 +11,7 @@ import csv
 import importlib
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -64,6 +65,10 @@ class OpRow:
             return None
         return self.ms[peer, mode] / self.ms[variant, mode]
 
+    def summary(self) -> str:
+        times = ", ".join(f"{variant} ({mode}) {ms:.3f}" for (variant, mode), ms in sorted(self.ms.items()))
+        return f"{self.op} {self.shape.name}: at {self.over_bound:.2f} of its bound; ms: {times}"
+
     def of_bound(self, mode: str, variant: str = PLANNED) -> float:
         return self.bound(mode) / self.ms[variant, mode]
 
@@ -77,9 +82,11 @@ def run(
     repeats: int = 100,
     seed: int = 0,
     dtype: str = "bf16",
+    path: Path | None = None,
 ) -> list[OpRow]:
     """Measures every operator and shape of `todo` with its variants, by name. Every rank calls it; results are alike on
-    all. `repeats`: calls whose bits must be equal. dtype: of our factors."""
+    all. `repeats`: calls whose bits must be equal. dtype: of our factors. `path`: gets the samples of all shapes so
+    far, after each; a line of each goes to stderr."""
     problems = {"bf16": PROBLEMS, "mxfp8": MX_PROBLEMS}[dtype]
     with torch_group(comm, port) as (torch, dist):
         importlib.import_module("torch.distributed._symmetric_memory")
@@ -88,6 +95,10 @@ def run(
             problem = problems[op](comm, torch, dist, shape, seed)
             rows.append(_measure(problem, {PLANNED: {}} | dict(variants.get(op, {})), rounds, repeats))
             problem.free()
+            if comm.rank == 0:
+                print(rows[-1].summary(), file=sys.stderr, flush=True)
+                if path:
+                    write_csv(rows, path)
         return rows
 
 

@@ -10,6 +10,8 @@ KEYS_AND_VALUES = 2 * 1024
 RANKS = 8
 SEQUENCE = 8192
 
+BATCHES = ("MBS1", "MBS2", "MBS4", "MBS8")
+
 COLUMN, ROW = ("FC1", "QKV"), ("Down", "OProj")  # layers by how their weights are divided
 LAYERS = {"ag_gemm": COLUMN, "bulk_ag": COLUMN, "bulk_rs": COLUMN, "gemm_rs": ROW, "ag_gemm_dgrad": ROW}
 
@@ -30,7 +32,7 @@ def shape(op: str, name: str) -> Shape:
     Raises: ValueError when there is no such layer, or it has no such operator.
     """
     model, layer, batch = (*name.split("-"), "", "")[:3]
-    if model not in HIDDEN or layer not in LAYERS[op] or batch not in ("MBS1", "MBS2", "MBS4", "MBS8"):
+    if model not in HIDDEN or layer not in LAYERS[op] or batch not in BATCHES:
         raise ValueError(f"{op}: {name!r} is no layer, want like {next(iter(HIDDEN))}-{LAYERS[op][0]}-MBS1")
     hidden, ffn, tokens = HIDDEN[model], FFN[model], SEQUENCE * int(batch.removeprefix("MBS"))
     widths = {"FC1": 2 * ffn, "QKV": hidden + KEYS_AND_VALUES, "Down": ffn, "OProj": hidden}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bench import cpu_gemm, cuda_gemm, cuda_ops, plot, quantize
-from ..bench.llama3 import COLUMN, LAYERS, ROW, Shape, rows_moved, shape
+from ..bench.llama3 import BATCHES, COLUMN, HIDDEN, LAYERS, ROW, Shape, rows_moved, shape
 from ..checks.operators import CHECKED
 from ..ranks.launch import launch
 from . import bench_moe, bench_policies
@@ -48,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shapes",
         help=f"M,N,K separated by spaces, or llama3, or names of its layers (default: {CPU_SHAPES!r} on the CPU, "
-        f"llama3 on a GPU); quantize: rows,columns (default: {QUANTIZE_SHAPES['cpu']!r}, {QUANTIZE_SHAPES['cuda']!r})",
+        "llama3 on a GPU, of operators a few of them); quantize: rows,columns (default: "
+        f"{QUANTIZE_SHAPES['cpu']!r}, {QUANTIZE_SHAPES['cuda']!r})",
     )
     parser.add_argument("--rounds", type=int, default=9, help="timed samples of each candidate (default: 9)")
     parser.add_argument("--all-widths", action="store_true", help="cuda: time every tile width, not the planned alone")
@@ -145,8 +146,6 @@ def _ops(args: argparse.Namespace) -> int:
         raise ValueError(f"bench {args.what}: needs --device cuda: on the CPU there is nothing to compare with")
     else:
         rows = _measured(args)
-    if args.csv:
-        cuda_ops.write_csv(rows, args.csv)
     if args.png:
         plot.draw(rows, args.png)
     print(ops_table(rows))
@@ -160,15 +159,18 @@ def _measured(args: argparse.Namespace) -> list[cuda_ops.OpRow]:
     moved = max(rows * width * 2 for rows, width in (rows_moved(op, shape) for op, shape in todo))
     arena = 4 * moved + (64 << 20)  # both buffers of staging, the inbox, and what peers read
     results = launch(
-        cuda_ops.run, todo, variants, cuda_ops.free_port(), args.rounds, args.repeats, 0, args.dtype,
+        cuda_ops.run, todo, variants, cuda_ops.free_port(), args.rounds, args.repeats, 0, args.dtype, args.csv,
         ranks=args.ranks, device="cuda", mode="processes", arena_bytes=arena,
     )  # fmt: skip
     return list(results[0])
 
 
 def _op_shapes(op: str, given: str | None) -> list[Shape]:
-    """Names of layers, of which an operator takes those that it belongs to, or M,N,K; all that are measured if none."""
+    """Names of layers, of which an operator takes those that it belongs to, or M,N,K; llama3: all that it has; a few if
+    nothing is said."""
     words = (given or " ".join(OP_SHAPES[LAYERS[op]])).split()
+    if words == ["llama3"]:
+        words = [f"{model}-{layer}-{batch}" for batch in BATCHES for model in HIDDEN for layer in LAYERS[op]]
     named = [shape(op, word) for word in words if "-" in word and word.split("-")[1] in LAYERS[op]]
     return named + [Shape(f"{m}x{n}x{k}", m, n, k) for m, n, k in _parsed(" ".join(w for w in words if "-" not in w))]
 

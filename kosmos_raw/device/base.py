@@ -51,6 +51,7 @@ class Link:
     push: float  # all GPUs writing
     mover: float  # one WG that copies from a peer while the others build
     tflops: float  # of one WG that builds, while all do
+    adder: float = 0.0  # what one WG's warp adds of its peers' rows while the others multiply; 0: none does
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ class CudaDevice(CupyDevice):
     multiplies_mxfp8 = False
     tick_hz = 1_000_000_000  # %globaltimer
     beside = True
-    link = Link(pull=332, push=358, mover=22, tflops=5.6)  # H200, NVLink of 18 links
+    link = Link(pull=332, push=358, mover=22, tflops=5.6, adder=1.4)  # H200, NVLink of 18 links
     masks = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
     queues_variable = "CUDA_DEVICE_MAX_CONNECTIONS"
     queues_default = 8

@@ -12,6 +12,7 @@ from .link import (
     LEAST_PULL,
     Moved,
     Pulls,
+    adding_beside_us,
     choose,
     reducing,
     saturating,
@@ -158,6 +159,12 @@ def plan_bulk_rs(
     op, every, (m, n, k) = "bulk_rs", tuple(int(r) for r in rows), shape
     ranks, words = len(every), round_up(width, VECTOR) // VECTOR
     parts = parts_that_fit(KERNELS[op], m, n, grid.tiles[0], grid.workgroups, form.dtype) if split is None else split
+    moved = Moved(max(every) * (ranks - 1), words, awaited=False)
+    if policy is None and movers is None and grid.link and ranks > 1:
+        given = (grid.tiles, (m,), n, k, grid.workgroups, moved)
+        others = choose(reducing(grid.link, ranks), *given, halves=parts == 1)
+        if adding_beside_us(grid.link, *given) > others.us:
+            policy = "one_way"
     policy = grid.policy(policy, ranks, whole=parts == 1)
     crew, halved = Crew.choose(op, shape, ranks, grid, policy, movers, max_movers, form.dtype), 0
     split, beside = whole_if_beside(op, policy, ranks, split), crew.policy == "beside"
@@ -167,7 +174,6 @@ def plan_bulk_rs(
         split = parts_that_fit(KERNELS[op], m, n, tile, grid.workgroups, form.dtype)
     if grid.link and ranks > 1 and words:
         link, least = reducing(grid.link, ranks), LEAST_PULL
-        moved = Moved(max(every) * (ranks - 1), words, awaited=False)
         if beside:
             movers = max_movers = crew.movers  # nobody joins agents
         chosen = choose(link, grid.tiles, (m,), n, k, grid.workgroups, moved, movers, halves=split == 1, beside=beside)

@@ -10,7 +10,7 @@ of their contraction (slabs).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..device.base import Link, Tile
@@ -139,7 +139,17 @@ def table_pulls(movers: int, ranks: int, words: int) -> Pulls:
 
 def reducing(link: Link, ranks: int) -> Link:
     """The link as movers see it that add what all ranks have, and so read this one's too."""
-    return Link(link.pull, link.push, link.mover * (ranks - 1) / ranks, link.tflops)
+    return replace(link, mover=link.mover * (ranks - 1) / ranks)
+
+
+def adding_beside_us(
+    link: Link, tiles: tuple[Tile, ...], rows: tuple[int, ...], n: int, k: int, workgroups: int, moved: Moved
+) -> float:
+    """What a call is expected to take whose WGs each have a warp that adds: slowly until all is built, then as fast as
+    the link."""
+    built = choose(link, tiles, rows, n, k, workgroups, Moved(0, 0, awaited=False), beside=True).us
+    left = moved.nbytes - workgroups * link.adder * 1e3 * built
+    return built + BEGIN_US + max(0.0, left) / (link.pull * 1e3)
 
 
 def saturating(link: Link, workgroups: int) -> int:
