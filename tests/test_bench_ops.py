@@ -34,11 +34,16 @@ def test_rows_of_both_dtypes_go_through_a_file(tmp_path: Path):
     assert [word in lines[3] for word in ("mxfp8", "17.30", "0.516")] == [True] * 3
 
 
-def test_older_files_are_read():
-    (file,) = Path(__file__).parents[1].glob("docs/results/h200x2_ag_gemm.csv")
-    rows = cuda_ops.read_csv(file)
-    assert rows and all((row.dtype, row.link_bytes) == ("bf16", 0) for row in rows)
-    assert " - " in ops_table(rows)
+def test_what_was_measured_is_read():
+    for op in PROBLEMS:
+        (file,) = Path(__file__).parents[1].glob(f"docs/results/h200x2_{op}.csv")
+        rows = cuda_ops.read_csv(file)
+        assert len(rows) >= 5 and {row.op for row in rows} == {op}
+        for row in rows:
+            assert row.of_bf16 == 1.0 and row.over_bound <= 1 and min(row.ms.values()) > 0
+            assert row.summary().startswith(f"{op} {row.shape.name}: at ")
+            for mode in cuda_ops.MODES:
+                assert row.over(cuda_ops.SERIAL, mode) > 1
 
 
 def test_what_is_measured_in_bf16_alone_refuses_mxfp8(capsys: pytest.CaptureFixture[str]):

@@ -219,19 +219,15 @@ def write_csv(rows: Sequence[OpRow], path: Path) -> None:
 
 
 def read_csv(path: Path) -> list[OpRow]:
-    """What write_csv wrote; older files say nothing of dtype and bytes."""
+    """What write_csv wrote."""
     rows: dict[tuple[str, ...], OpRow] = {}
     peers = {SERIAL, TWO_STREAMS, ASYNC_TP, COMM, GEMM}
     with path.open() as file:
         for line in csv.DictReader(file):
             shape = Shape(line["name"], int(line["m"]), int(line["n"]), int(line["k"]))
-            key = (line["op"], line.get("dtype", "bf16"), line["ranks"], shape.name)
+            key = (line["op"], line["dtype"], line["ranks"], shape.name)
             if key not in rows:
-                over, link_ms, nbytes = (
-                    float(line["over_bound"]),
-                    float(line["link_ms"]),
-                    int(line.get("link_bytes", 0)),
-                )
+                over, link_ms, nbytes = float(line["over_bound"]), float(line["link_ms"]), int(line["link_bytes"])
                 rows[key] = OpRow(line["op"], shape, int(line["ranks"]), over, link_ms, {}, {}, (), key[1], nbytes)
             row = rows[key]
             row.samples.setdefault((line["variant"], line["mode"]), []).append(float(line["ms"]))

@@ -64,7 +64,7 @@ template <class Op> struct StoresBeside : Op {
     Op::store(p, w, row, column + 4, v);
   }
 };
-template <class To> struct Beside {
+template <class To> struct FourBeside {
   To to;
   auto was(u32 row, u32 column) const { return to.was(row, column + 4); }
   template <class Was> void put(u32 row, u32 column, const float (&four)[4], const Was& was) const {
@@ -72,5 +72,5 @@ template <class To> struct Beside {
   }
 };
 template <class Op> struct StoresSumsBeside : Op {
-  static auto sums_to(const typename Op::Params& p, const Work& w) { return Beside{Op::sums_to(p, w)}; }
+  static auto sums_to(const typename Op::Params& p, const Work& w) { return FourBeside{Op::sums_to(p, w)}; }
 };
