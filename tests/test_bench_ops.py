@@ -10,7 +10,7 @@ from kosmos_raw.bench import cuda_ops
 from kosmos_raw.bench.cuda_mxfp8 import MX_PROBLEMS
 from kosmos_raw.bench.cuda_problems import PROBLEMS
 from kosmos_raw.bench.llama3 import shape
-from kosmos_raw.cli.bench import ops_table
+from kosmos_raw.cli.bench import ops_table, shapes_of
 from kosmos_raw.cli.main import main
 from kosmos_raw.plan.shapes import MXFP8_FORMAT
 
@@ -32,6 +32,12 @@ def test_rows_of_both_dtypes_go_through_a_file(tmp_path: Path):
     assert cuda_ops.read_csv(tmp_path / "rows.csv") == rows
     lines = ops_table(rows).splitlines()
     assert [word in lines[3] for word in ("mxfp8", "17.30", "0.516")] == [True] * 3
+
+
+@pytest.mark.parametrize("op", PROBLEMS)
+def test_all_layers_of_llama3_can_be_asked_for(op):
+    shapes = shapes_of(op, "llama3")
+    assert len({of.name for of in shapes}) == 24 and all(of == shape(op, of.name) for of in shapes)
 
 
 def test_what_was_measured_is_read():

@@ -27,15 +27,15 @@
 #pragma once
 #include "inputs.h"
 #include "moe_backward_queue.h"
+#include "moe_claims.h"
 
-struct MoeBackwardSchedule : MoeBackwardWords {
+struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
   // The WG's only state, touched by next_work alone.
   bool planned = false, drawn = false;
-  mutable u32 over = 0;        // bit i: list i was seen at its end
   u32 entry = 0, segment = 0;  // of the main queue, the last one drawn; entries are drawn in order, as in moe_forward
   Work in_hand;
 
-  DEVICE explicit MoeBackwardSchedule(const MoeBackwardParams& p) : MoeBackwardWords(p) {}
+  DEVICE explicit MoeBackwardSchedule(const MoeBackwardParams& p) : MoeClaims(p) {}
 
   DEVICE void begin() {
     p.counters.clear_other(p.g);
@@ -58,14 +58,7 @@ struct MoeBackwardSchedule : MoeBackwardWords {
     return begin > base ? begin : base;
   }
 
-  // ---- claims: seen first, then taken if nobody else has; the main queue and shared experts are drawn from. Lists of moves and
-  // sends from their ends.
-  struct Claim {
-    u32 head = HEADS, at = 0;  // HEADS: nothing
-    Work work;
-    DEVICE explicit operator bool() const { return head != HEADS; }
-  };
-  DEVICE bool take(const Claim& c) const { return target::swap_if(head(c.head), c.at, c.at + 1, DEVICE_SCOPE); }
+  // ---- claims (moe_claims.h); the main queue and shared experts are drawn from. Lists of moves and sends from their ends.
   DEVICE Claim next_move() const {
     const u32 n = p.layout.one(MoeLayout::N_MOVES), i = seen(MOVES, n);
     return i < n ? Claim{MOVES, i, p.layout.move(n - 1 - i)} : Claim{};
@@ -77,13 +70,6 @@ struct MoeBackwardSchedule : MoeBackwardWords {
   DEVICE Claim next_dweight() const {
     const u32 i = seen(DWEIGHTS, blocks());
     return i < blocks() ? Claim{DWEIGHTS, i, {DWEIGHT, p.g.rank, i}} : Claim{};
-  }
-  // The head of a list of n entries. It only rises, so who has seen the end need not look again.
-  DEVICE u32 seen(u32 list, u32 n) const {
-    if (over >> list & 1) return n;
-    const u32 i = target::load(head(list), DEVICE_SCOPE);
-    if (i >= n) over |= 1u << list;
-    return i;
   }
   // The filler: depends on nothing but itself.
   DEVICE u32 shared_ones() const { return token_rows() * p.cols_s; }

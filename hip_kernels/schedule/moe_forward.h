@@ -24,9 +24,10 @@
 #pragma once
 #include "chunks.h"
 #include "inputs.h"
+#include "moe_claims.h"
 #include "moe_params.h"
 
-struct MoeSchedule : MoeWords {
+struct MoeSchedule : MoeClaims<MoeWords> {
   // The WG's only state, touched by next_work alone.
   bool planned = false;
   // An entry of the main queue that is in hand. Drawn, not seen first and then taken: of a hundred WGs that try that at the
@@ -37,7 +38,7 @@ struct MoeSchedule : MoeWords {
   u32 built = 0;  // tiles of experts
   u32 dealt = 0;  // of its share of the moves that are dealt
 
-  DEVICE explicit MoeSchedule(const MoeParams& p) : MoeWords(p) {}
+  DEVICE explicit MoeSchedule(const MoeParams& p) : MoeClaims(p) {}
 
   DEVICE void begin() {
     p.counters.clear_other(p.g);
@@ -58,7 +59,7 @@ struct MoeSchedule : MoeWords {
 
   // The filler: depends on nothing but itself.
   DEVICE u32 shared_size() const { return p.S ? token_rows() * (p.shared_columns + p.columns2) : 0; }
-  DEVICE bool shared_left() const { return target::load(head(SHARED), DEVICE_SCOPE) < shared_size(); }
+  DEVICE bool shared_left() const { return seen(SHARED, shared_size()) < shared_size(); }
   DEVICE Work next_shared() const {
     const u32 i = target::add(head(SHARED), 1, DEVICE_SCOPE), columns = p.shared_columns, ones = token_rows() * columns;
     if (i >= shared_size()) return {};
@@ -90,13 +91,7 @@ struct MoeSchedule : MoeWords {
     return {kind, p.g.rank, first + t.row, t.column};
   }
 
-  // ---- claims: seen first, then taken if nobody else has.
-  struct Claim {
-    u32 head = HEADS, at = 0;  // HEADS: nothing
-    Work work;
-    DEVICE explicit operator bool() const { return head != HEADS; }
-  };
-  DEVICE bool take(const Claim& c) const { return target::swap_if(head(c.head), c.at, c.at + 1, DEVICE_SCOPE); }
+  // ---- claims (moe_claims.h)
   // Steps whose moves need no credit are dealt to the movers in turn; the head counts those behind.
   DEVICE u32 dealt_steps() const {
     return p.movers ? least(p.x_slots / p.layout.step_rows, p.layout.steps()) : 0;
@@ -110,11 +105,11 @@ struct MoeSchedule : MoeWords {
     return p.layout.move(i);
   }
   DEVICE Claim next_move(u32 end) const {
-    const u32 at = target::load(head(MOVES), DEVICE_SCOPE), i = dealt_moves() + at;
+    const u32 first = dealt_moves(), at = seen(MOVES, p.layout.one(MoeLayout::N_MOVES) - first), i = first + at;
     return i < end ? Claim{MOVES, at, p.layout.move(i)} : Claim{};
   }
   DEVICE Claim next_send(u32 end) const {
-    const u32 i = target::load(head(SENDS), DEVICE_SCOPE);
+    const u32 i = seen(SENDS, p.layout.one(MoeLayout::N_SENDS));
     return i < end ? Claim{SENDS, i, p.layout.send(i)} : Claim{};
   }
 

@@ -154,7 +154,7 @@ def _ops(args: argparse.Namespace) -> int:
 
 def _measured(args: argparse.Namespace) -> list[cuda_ops.OpRow]:
     ops = list(CHECKED) if args.what == "all" else [args.what]
-    todo = [(op, shape) for op in ops for shape in _op_shapes(op, args.shapes)]
+    todo = [(op, shape) for op in ops for shape in shapes_of(op, args.shapes)]
     variants = {op: _variants(args.variants, op) for op in ops}
     moved = max(rows * width * 2 for rows, width in (rows_moved(op, shape) for op, shape in todo))
     arena = 4 * moved + (64 << 20)  # both buffers of staging, the inbox, and what peers read
@@ -165,7 +165,7 @@ def _measured(args: argparse.Namespace) -> list[cuda_ops.OpRow]:
     return list(results[0])
 
 
-def _op_shapes(op: str, given: str | None) -> list[Shape]:
+def shapes_of(op: str, given: str | None) -> list[Shape]:
     """Names of layers, of which an operator takes those that it belongs to, or M,N,K; llama3: all that it has; a few if
     nothing is said."""
     words = (given or " ".join(OP_SHAPES[LAYERS[op]])).split()
