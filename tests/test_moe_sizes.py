@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kosmos_raw as kr
+from kosmos_raw.device.base import Tile
 from kosmos_raw.numerics.moe import generators
 from kosmos_raw.numerics.moe.layout import Layout
 from kosmos_raw.numerics.moe.routing import route
 from kosmos_raw.ops.moe_forward import MoELayer
 from kosmos_raw.ops.moe_weights import MoEWeights
+from kosmos_raw.plan.moe.backward import plan_moe_backward
 from kosmos_raw.plan.moe.config import MoEConfig, models
-from kosmos_raw.plan.moe.forward import DTYPES
+from kosmos_raw.plan.moe.forward import DTYPES, plan_moe_forward
 from kosmos_raw.plan.moe.sizes import Rings, combine_bytes, default_rings, rings_that_fit, tables
 
 
@@ -173,6 +175,13 @@ def test_what_is_refused():
         Rings(0, 0, 1, 1, 1)
     with pytest.raises(ValueError, match=r"capacity is 0\.0"):
         default_rings(tables(config, 2, 100, 32), 0.0)
+
+
+def test_weights_too_far_apart_for_a_tile_are_refused():
+    plans = (plan_moe_forward(MoEConfig(16384, width, 8, 2), 2, 64, Tile(256, 256), 256) for width in (8192, 32768))
+    assert plan_moe_backward(next(plans)).round_rows
+    with pytest.raises(ValueError, match="moe_backward: an expert's width is 32768 and tokens have 16384 columns"):
+        plan_moe_backward(next(plans))
 
 
 def test_layers_without_tokens():

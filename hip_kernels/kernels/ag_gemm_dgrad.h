@@ -48,9 +48,9 @@ struct AgGemmDgradSplit {
   DEVICE static TileOperands operands(const Params& p, const Work& w) {
     return AgGemmDgrad::operands_of(p, w, w.part / p.split.parts, w.part % p.split.parts);
   }
-  DEVICE static SumsTo sums_to(const Params& p, const Work& w) {
+  DEVICE static FloatsTo sums_to(const Params& p, const Work& w) {
     const u64 first = AgGemmDgrad::first_row(p, w) * p.ldc + (u64)(w.part / p.split.parts) * p.tile_n;
-    return {p.split.sums, w.part % p.split.parts * part_words(p) + first, p.ldc, SET_F32};
+    return {p.split.sums, w.part % p.split.parts * part_words(p) + first, p.ldc};
   }
   DEVICE static Block pulled(const Params& p, const Work& w) { return AgGemmDgrad::pulled(p, w); }
   DEVICE static void move(const Schedule& s, const Work& w) {

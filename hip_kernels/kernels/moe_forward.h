@@ -49,8 +49,8 @@ struct MoeForward {
     const TileResult to = result(p, w);
     target::write(to.c + ((u64)row * to.ldc + column) / 4, four_bf16);
   }
-  DEVICE static SumsTo sums_to(const Params& p, const Work& w) {
-    return {p.logits, (u64)w.row * p.layout.tile_m * p.logit_ld + (u64)w.part * p.tile_n, p.logit_ld, SET_F32};
+  DEVICE static FloatsTo sums_to(const Params& p, const Work& w) {
+    return {p.logits, (u64)w.row * p.layout.tile_m * p.logit_ld + (u64)w.part * p.tile_n, p.logit_ld};
   }
   DEVICE static SwigluTo gated_to(const Params& p, const Work& w) {
     const u32 column = w.part * p.tile_n / 2;

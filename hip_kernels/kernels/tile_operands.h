@@ -29,6 +29,8 @@ struct TileResult {
   u32 ldc;  // elements: a multiple of 8 below 2^21, and at least the columns rounded up to 8: all of those are written
 };
 
+DEVICE inline u32 same_line(u32 row) { return row; }  // of a result whose rows follow each other
+
 // What is handed over of a tile: by store or result, to sums_to, or to gated_to.
 enum Epilogue : u32 { ROWS, SUMS, GATED_SUMS };
 

@@ -1,7 +1,7 @@
 // gfx950: from a tile's FP32 sums to where the operator wants them.
 #pragma once
 #include "../schedule/group.h"
-#include "../work/bf16.h"
+#include "../work/sum.h"
 #include "gfx950_tile.h"
 
 namespace target {
@@ -26,9 +26,9 @@ template <u32 ROWS> DEVICE inline auto swap_halves(u32 x, u32 y) {
 
 // Plain rows of BF16, 16 bytes a lane. Rows and columns past the end get an offset past the buffer's end, which stores
 // nothing; offsets of row and column add up, and even two such are past it. No branch, so the count of stores is exact.
-// THROUGH: sc0 sc1, past every cache.
-template <bool THROUGH, class T>
-DEVICE inline void store_rows(const T& tile, const TileResult& to, u32 rows, u32 cols) {
+// Row i is line(i) of what `to` tells of. THROUGH: sc0 sc1, past every cache.
+template <bool THROUGH, class T, class Line>
+DEVICE inline void store_rows(const T& tile, const TileResult& to, u32 rows, u32 cols, Line line) {
   constexpr u32 ROWS = T::ROWS, PIECES = ROWS / 16, OUTSIDE = NOWHERE / 2;
   const I32x4 b = buffer(to.c, OUTSIDE);
   const auto out = __builtin_amdgcn_make_buffer_rsrc((void*)((u64)(u32)b[1] << 32 | (u32)b[0]), 0, b[2], b[3]);
@@ -46,7 +46,7 @@ DEVICE inline void store_rows(const T& tile, const TileResult& to, u32 rows, u32
 #pragma unroll
     for (u32 m = 0; m < T::BLOCKS_M; m++) {
       const u32 row = tile.a.row_of(half, tile.slice_a, m * ROWS + l % ROWS);
-      const u32 row_bytes = row < rows ? row * to.ldc * 2 : OUTSIDE;
+      const u32 row_bytes = row < rows ? line(row) * to.ldc * 2 : OUTSIDE;
 #pragma unroll
       for (u32 h = 0; h < 2; h++)
 #pragma unroll
@@ -145,18 +145,26 @@ template <class T, class Each> DEVICE inline void each_gated(const T& tile, u32 
     }
 }
 
-template <class Op, class T>
-DEVICE inline void hand_sums_over(const typename Op::Params& p, const Work& w, const T& tile, u32 rows, u32 cols) {
-  const auto to = Op::sums_to(p, w);
+// Sums that are rounded and stored are rows like others. Of the rest each kind has a loop of its own: in one for all, what may be
+// read of memory is waited for before each four, and with it all stores before.
+template <class Op, class T, class To>
+DEVICE inline void hand_sums_over_as(const T& tile, u32 rows, u32 cols, const To& to) {
   const auto put = [&](u32 row, u32 column, const float (&four)[4])
                        __attribute__((always_inline)) { to.put(row, column, four, to.was(row, column)); };
-  if constexpr (many_layouts<Op>()) each_four_in_turn(tile, rows, cols, put);
+  if constexpr (__is_same(To, SumsInto<SET_BF16>)) {
+    const SumsTo& all = to.to;
+    store_rows<false>(tile, {(u64*)all.c + all.first / 4, all.ld}, rows, cols, [&](u32 row) { return all.line(row); });
+  } else if constexpr (many_layouts<Op>()) each_four_in_turn(tile, rows, cols, put);
   else each_four(tile, rows, cols, put);
+}
+template <class Op, class T>
+DEVICE inline void hand_sums_over(const typename Op::Params& p, const Work& w, const T& tile, u32 rows, u32 cols) {
+  Op::sums_to(p, w).visit([&](const auto& to) __attribute__((always_inline)) { hand_sums_over_as<Op>(tile, rows, cols, to); });
 }
 template <class Op, class T>
 DEVICE inline void hand_over_any(const typename Op::Params& p, const Work& w, const T& tile, u32 rows, u32 cols) {
   const Epilogue how = Op::epilogue(w);
-  if (how == ROWS) store_rows<through<Op>()>(tile, Op::result(p, w), rows, cols);
+  if (how == ROWS) store_rows<through<Op>()>(tile, Op::result(p, w), rows, cols, same_line);
   else if (how == SUMS) hand_sums_over<Op>(p, w, tile, rows, cols);
   else if constexpr (requires { Op::gated_to(p, w); }) {
     const auto to = Op::gated_to(p, w);
@@ -169,7 +177,7 @@ template <class Op, class T>
 DEVICE inline void hand_over(const typename Op::Params& p, const Work& w, const T& tile, u32 rows, u32 cols) {
   if constexpr (requires { Op::epilogue(w); }) hand_over_any<Op>(p, w, tile, rows, cols);
   else if constexpr (sure_stores<Op>() > 0)
-    store_rows<through<Op>()>(tile, Op::result(p, w), rows, cols);
+    store_rows<through<Op>()>(tile, Op::result(p, w), rows, cols, same_line);
   else if constexpr (requires { Op::sums_to(p, w); }) hand_sums_over<Op>(p, w, tile, rows, cols);
   else
     each_four(tile, rows, cols, [&](u32 row, u32 column, const float (&four)[4]) __attribute__((always_inline)) {

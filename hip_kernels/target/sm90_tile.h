@@ -205,8 +205,6 @@ struct WarpPanel {
   }
 };
 
-INLINE u32 same_line(u32 row) { return row; }
-
 // Plain rows of BF16.
 // ONE: there is one panel a warp, not two.
 template <u32 N, bool THROUGH, class Line>

@@ -62,6 +62,11 @@ template <class F> DEVICE inline void SumsTo::visit(F f) const {
     default: return f(SumsInto<ADD_F32>{*this});
   }
 }
+// FP32 that is set, in all launches.
+struct FloatsTo : SumsTo {
+  DEVICE FloatsTo(void* c, u64 first, u32 ld) : SumsTo{c, first, ld, SET_F32} {}
+  template <class F> DEVICE void visit(F f) const { f(SumsInto<SET_F32>{*this}); }
+};
 
 // The sums of all parts of `rows` x `cols` of a result, from its element `first` on; part p of it lies p * stride behind.
 DEVICE inline void sum_parts(const Split& s, u64 stride, void* c, Into into, u64 first, u32 ld, u32 rows, u32 cols) {

@@ -15,6 +15,9 @@ from .gfx950 import GfxBuild
 from .sm90 import OPERANDS, SmBuild
 
 BARRIER_CYCLES = 16  # what the estimate of the main loop takes a barrier to cost; nobody has published it
+MOST_OUTSIDE = (
+    15_000  # cycles of a tile outside the loop, by it. An epilogue that waits before every store takes 35,000 and more
+)
 LEAST_BUSY = 0.97  # share of the main loop's cycles in which that estimate keeps the matrix cores busy
 MAX_REGISTERS = 256  # a lane, at eight waves a compute unit on gfx950; sm_90a stops at 255 by itself
 
@@ -177,6 +180,9 @@ def check(report: KernelReport, param_bytes: int) -> list[str]:
             f"the issue model keeps matrix cores busy in {report.tile.busy_estimate:.1%} of the main loop at a barrier "
             f"cost of {BARRIER_CYCLES} cycles, want {LEAST_BUSY:.0%}"
         )
+    outside = report.tile and report.tile.outside_cycles_estimate
+    if outside and outside > MOST_OUTSIDE:
+        wrong.append(f"the issue model spends {outside:.0f} cycles a tile outside the main loop, want {MOST_OUTSIDE}")
     want = (param_bytes, OPERANDS.itemsize) if report.target == "sm_90a" else (param_bytes,)
     if report.arguments != want or report.param_bytes != sum(want):
         wrong.append(f"arguments of {report.arguments} bytes, {report.param_bytes} in all, want structs of {want}")

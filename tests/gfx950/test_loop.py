@@ -141,6 +141,17 @@ def test_a_slower_loop_fails_the_report(text: Callable[..., str], monkeypatch: p
     assert any("issue model" in problem for problem in report.check(kernel, PARAMS.itemsize))
 
 
+def test_an_epilogue_that_waits_fails_the_report(text: Callable[..., str]) -> None:
+    """As where code for several kinds of results is one, and waits for what only some of them read."""
+    whole = text("TN", 16, "FLOATS")
+    (kernel,) = report.gfx950_text(whole)
+    assert report.check(kernel, PARAMS.itemsize) == []
+    store = "\tglobal_store_dwordx4"
+    assert whole.count(store) >= 32
+    (slower,) = report.gfx950_text(whole.replace(store, "\ts_waitcnt vmcnt(0)\n" + store))
+    assert any("outside the main loop" in problem for problem in report.check(slower, PARAMS.itemsize))
+
+
 def test_the_model_waits_for_memory_and_for_other_waves(text: Callable[..., str]) -> None:
     shape = shape_of(text("TN", 32, "RESULT"))
     assert issue_model.estimate(shape, machine=issue_model.Machine(round_trip=4000)).busy < 0.7

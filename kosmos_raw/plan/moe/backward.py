@@ -11,6 +11,7 @@ from .forward import MoeForwardPlan, kernel_of
 OP = "moe_backward"
 HEAD_COUNTERS = 10 + MAX_RANKS  # hip_kernels/schedule/moe_backward_params.h
 LANES_A_DOT = 16
+FARTHEST = 1 << 30  # bytes from the first row that a tile stores to its last one
 QUANT_WIDTH = 1024  # columns of dY that a WG quantises at a time: many WGs share a tile row, and each reads whole lines
 SPARE_SEGMENTS = 8  # hip_kernels/schedule/moe_backward_queue.h
 # An FP32 router is three BF16 matrices and dlogits are two: of their products, those that FP32 does not round off.
@@ -38,6 +39,11 @@ class MoeBackwardPlan:
             raise ValueError(
                 f"{OP}: a crew of {f.crews.crew} WGs does not build, and a backward knows two_way alone; make the "
                 "layer with policy='two_way'"
+            )
+        if (f.width + f.tile.m) * f.config.hidden * 2 >= FARTHEST:
+            raise ValueError(
+                f"{OP}: an expert's width is {f.width} and tokens have {f.config.hidden} columns, want less than "
+                f"{FARTHEST >> 20} MiB of rows of gate: a tile stores as far apart"
             )
         if not f.keep:
             raise ValueError(f"{OP}: the layer keeps nothing for a backward; make it with keep=True")

@@ -97,7 +97,7 @@ template <Layout L, u32 ROWS, Element E> struct Gemm<L, ROWS, E, STORE> : GemmBa
 };
 template <Layout L, u32 ROWS, Element E> struct Gemm<L, ROWS, E, FLOATS> : GemmBase<L, ROWS, E, FLOATS> {
   using Base = GemmBase<L, ROWS, E, FLOATS>;
-  DEVICE static SumsTo sums_to(const GemmParams& p, const Work& w) { return {p.c, Base::place(p, w, 0, 0), p.ldc, SET_F32}; }
+  DEVICE static FloatsTo sums_to(const GemmParams& p, const Work& w) { return {p.c, Base::place(p, w, 0, 0), p.ldc}; }
 };
 
 using GemmOp = Gemm<LAYOUT_OF, ROWS_OF, ELEMENT_OF, HANDED>;
