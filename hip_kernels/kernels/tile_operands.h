@@ -42,11 +42,14 @@ enum Epilogue : u32 { ROWS, SUMS, GATED_SUMS };
 //   sums_to(p, w)                        where sums go that are not rounded yet, an object that is asked for once a tile:
 //     put(row, column, four, was)        takes four columns of a row as float (&)[4]
 //     was(row, column)                   reads what put needs of memory, so that a target can read for several at a time
+//     visit(f)                           calls f with one of its kind (as SumsInto<SET_F32>) that asks nothing more
 // An operator whose tiles differ says which it is, epilogue(w) -> Epilogue. GATED_SUMS: B holds rows of two matrices that
 // alternate in blocks of target::GATED, and their sums meet: gated_to(p, w) has put(row, column, gate, up), four of each, where
 // column is that of one matrix alone.
 // An operator may read again what a tile of its has stored, all lanes, before that is published: where makes_copies(w), the
 // target calls make_copies(p, w).
+// ASKS_AHEAD (optional): K steps before the last one of a tile at which the next work may be asked for, where a target does so
+// while it multiplies.
 // With THROUGH = true (optional), what result tells of is stored past every cache. NaNs that are handed over are quiet.
 template <class Op> DEVICE constexpr bool through() {
   if constexpr (requires { Op::THROUGH; }) return Op::THROUGH;

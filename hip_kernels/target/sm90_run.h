@@ -17,8 +17,8 @@
 #include "sm90_push.h"
 
 namespace target {
-// 128 * 56 + 256 * 224 registers are those of 384 threads with 168, which is what the compiler gives them. With 40 the
-// threads of warpgroup 0 spill.
+// 128 * 72 + 256 * 216 registers are those of 384 threads with 168, which is what the compiler gives them. With 56 the warp
+// that adds beside spills.
 constexpr u32 FEW_REGISTERS = 72, MANY_REGISTERS = 216;
 
 // Work n goes through slot n % 2. All addresses are in shared memory. Where the publisher moves beside, it reads none of them.
