@@ -35,6 +35,17 @@ static_assert(PIECE_BARRIERS_AT + PIECES * 8 <= DYNAMIC_SHARED_BYTES && PIECES_A
 template <class Op> INLINE constexpr bool can_pull_beside() {
   return pulls<Op>() && requires(typename Op::Schedule& s) { s.next_beside(); };
 }
+// What the agent does next, when it may begin: its first lane asks, the others of LANES are told.
+template <u32 LANES, class S> INLINE void claim_beside(S& schedule, Trace& trace, const Group& g, u32 lane, Work& w) {
+  if (lane == 0) {
+    w = schedule.next_beside();
+    trace.mark(g, CLAIMED, w);
+    if (w.kind != LEAVE && !schedule.wait_inputs(w)) w = {};
+    if (w.kind != LEAVE) trace.mark(g, READY, w);
+  }
+  w.kind = (Kind)__shfl_sync(LANES, (u32)w.kind, 0), w.chunk = __shfl_sync(LANES, w.chunk, 0);
+  w.row = __shfl_sync(LANES, w.row, 0), w.part = __shfl_sync(LANES, w.part, 0);
+}
 INLINE void init_pieces(u32 shared) {
   for (u32 i = 0; i < PIECES; i++) init(shared + PIECE_BARRIERS_AT + i * 8, RUNS);
 }
@@ -75,14 +86,7 @@ template <class Op> INLINE void pull_beside(const typename Op::Params& p, unsign
 
   const auto begin_next = [&] {  // whether there is more to pull
     while (!left) {
-      if (lane == 0) {
-        coming = schedule.next_beside();
-        trace.mark(p.g, CLAIMED, coming);
-        if (coming.kind != LEAVE && !schedule.wait_inputs(coming)) coming = {};
-        if (coming.kind != LEAVE) trace.mark(p.g, READY, coming);
-      }
-      coming.kind = (Kind)__shfl_sync(ALL, (u32)coming.kind, 0), coming.chunk = __shfl_sync(ALL, coming.chunk, 0);
-      coming.row = __shfl_sync(ALL, coming.row, 0), coming.part = __shfl_sync(ALL, coming.part, 0);
+      claim_beside<ALL>(schedule, trace, p.g, lane, coming);
       if (coming.kind == LEAVE) return false;
       order_with_tma();  // as for all loads: others' stores of what is loaded now
       runs.begin(Op::pulled(p, coming), lane);

@@ -43,6 +43,7 @@ template <class Op> INLINE bool moves_beside(const typename Op::Params& p) {
   if constexpr (can_pull_beside<Op>() || can_add_beside<Op>()) return p.policy == BESIDE;
   else return false;
 }
+
 // A whole warp. Its first lane decides and publishes; nobody but the caller reads the sums in this launch.
 template <class Op> INLINE void add_beside(const typename Op::Params& p, unsigned char* memory, u32 lane) {
   static_assert(!Op::STAGED);
@@ -61,14 +62,7 @@ template <class Op> INLINE void add_beside(const typename Op::Params& p, unsigne
   };
   const auto begin_next = [&] {  // whether there is more to add
     while (next == last) {
-      if (lane == 0) {
-        coming = schedule.next_beside();
-        trace.mark(p.g, CLAIMED, coming);
-        if (coming.kind != LEAVE && !schedule.wait_inputs(coming)) coming = {};
-        if (coming.kind != LEAVE) trace.mark(p.g, READY, coming);
-      }
-      coming.kind = (Kind)__shfl_sync(~0u, (u32)coming.kind, 0), coming.chunk = __shfl_sync(~0u, coming.chunk, 0);
-      coming.row = __shfl_sync(~0u, coming.row, 0), coming.part = __shfl_sync(~0u, coming.part, 0);
+      claim_beside<~0u>(schedule, trace, p.g, lane, coming);
       if (coming.kind == LEAVE) return false;
       __syncwarp();      // what lane 0 has acquired, the others have with it
       order_with_tma();  // as for all loads: others' stores of what is loaded now

@@ -298,19 +298,17 @@ INLINE void hand_gated_over(const float (&sums)[N / 2], const TileOperands& t, c
   }
 }
 
-// Four sums as the operator takes them.
-template <class Op>
-INLINE void hand_over_four(const typename Op::Params& p, const Work& w, u32 row, u32 column, const float (&four)[4]) {
-  if constexpr (requires { Op::sums_to(p, w); }) {
-    const auto to = Op::sums_to(p, w);
-    to.put(row, column, four, to.was(row, column));
-  } else Op::store(p, w, row, column, (u64)pack(four[2], four[3]) << 32 | pack(four[0], four[1]));
-}
 // A tile of K = 0. Apart from the others: sums that may come from elsewhere than WGMMA would slow it down.
 template <class Op> INLINE void hand_over_zeros(const typename Op::Params& p, const Work& w, const TileOperands& t) {
-  const u32 fours = (t.cols + 3) / 4;
+  const auto each_four = [&](auto put) {
+    const u32 fours = (t.cols + 3) / 4;
 #pragma unroll 1
-  for (u32 i = lane(); i < t.rows * fours; i += WORKERS) hand_over_four<Op>(p, w, i / fours, i % fours * 4, {0, 0, 0, 0});
+    for (u32 i = lane(); i < t.rows * fours; i += WORKERS) put(i / fours, i % fours * 4);
+  };
+  if constexpr (requires { Op::sums_to(p, w); }) {
+    const auto to = Op::sums_to(p, w);
+    each_four([&](u32 row, u32 column) { to.put(row, column, {0, 0, 0, 0}, to.was(row, column)); });
+  } else each_four([&](u32 row, u32 column) { Op::store(p, w, row, column, 0); });
 }
 // Sums that are rounded and stored are rows like others. Of the rest each kind has a loop of its own: to ask for each four what
 // becomes of them took 11 us a tile of 128 x 256, this takes 3 to 5.

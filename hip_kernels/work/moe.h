@@ -34,10 +34,6 @@ DEVICE inline void gather_rows(Vec16* to, u32 rows, u32 words, Key key, From fro
   }
 }
 
-DEVICE inline float bf16_at(const Vec16& v, u32 i) { return from_bf16(bf16_in(v, i)); }
-DEVICE inline Vec16 eight_bf16(const float (&x)[8]) {
-  return {pack_bf16(x[0], x[1], x[2], x[3]), pack_bf16(x[4], x[5], x[6], x[7])};
-}
 DEVICE inline Vec16 weighted(const Vec16& v, float weight) {
   float x[8];
   for (u32 i = 0; i < 8; i++) x[i] = weight * bf16_at(v, i);

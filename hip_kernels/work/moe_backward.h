@@ -38,7 +38,7 @@ struct DSwigluTo {
     const float weight = weights ? sigmoid(float_at(weights, weight_at + (u64)row * weight_ld)) : 1.f;
     Gated x[4];
     for (u32 i = 0; i < 4; i++)
-      x[i] = swiglu_gradient(from_bf16(was.lo >> 16 * i & 0xffff), from_bf16(was.hi >> 16 * i & 0xffff), sums[i] * weight, limit);
+      x[i] = swiglu_gradient(bf16_at(was, i), bf16_at(was, 4 + i), sums[i] * weight, limit);
     const u64 kept = pack_bf16(x[0].h, x[1].h, x[2].h, x[3].h);  // as the forward has rounded it
     float y[4];
     for (u32 i = 0; i < 4; i++) y[i] = weight * from_bf16(kept >> 16 * i & 0xffff);

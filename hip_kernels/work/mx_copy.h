@@ -14,7 +14,7 @@ DEVICE inline Vec16 dequantized(u64 eight, float scale) {
   float x[8];
 #pragma unroll
   for (u32 i = 0; i < 8; i++) x[i] = from_e4m3((u32)(eight >> 8 * i) & 255) * scale;
-  return {pack_bf16(x[0], x[1], x[2], x[3]), pack_bf16(x[4], x[5], x[6], x[7])};
+  return eight_bf16(x);
 }
 
 // Elements k .. k + 31 of a line, and their scale.

@@ -24,11 +24,11 @@ struct WordSums {
   DEVICE void add(const Vec16& v, bool first) {
 #pragma unroll
     for (u32 j = 0; j < 8; j++) {
-      const float x = from_bf16((j < 4 ? v.lo : v.hi) >> 16 * (j % 4) & 0xffff);
+      const float x = bf16_at(v, j);
       at[j] = first ? x : at[j] + x;
     }
   }
-  DEVICE Vec16 rounded() const { return {pack_bf16(at[0], at[1], at[2], at[3]), pack_bf16(at[4], at[5], at[6], at[7])}; }
+  DEVICE Vec16 rounded() const { return eight_bf16(at); }
 };
 DEVICE inline Vec16 add_words(const Vec16 (&v)[MAX_RANKS], u32 ranks) {
   WordSums sums;

@@ -61,9 +61,10 @@ DEVICE inline float swiglu(float gate, float up, float limit) {
 DEVICE inline float float_at(const Vec16* base, u64 i) {
   return float_of((u32)(target::read((const u64*)base + i / 2) >> 32 * (i % 2)));
 }
+DEVICE inline float float_of_four(const Vec16& v, u32 j) { return float_of((u32)((j < 2 ? v.lo : v.hi) >> 32 * (j % 2))); }
 DEVICE inline void floats_at(const Vec16* base, u64 i, float (&x)[4]) {  // i: a multiple of 4
   const Vec16 v = target::read(base + i / 4);
-  for (u32 j = 0; j < 4; j++) x[j] = float_of((u32)((j < 2 ? v.lo : v.hi) >> 32 * (j % 2)));
+  for (u32 j = 0; j < 4; j++) x[j] = float_of_four(v, j);
 }
 DEVICE inline u64 two_floats(float a, float b) { return (u64)bits_of(b) << 32 | bits_of(a); }
 DEVICE inline Vec16 four_floats(const float (&x)[4]) { return {two_floats(x[0], x[1]), two_floats(x[2], x[3])}; }

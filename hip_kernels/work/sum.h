@@ -2,14 +2,12 @@
 #pragma once
 #include "../schedule/split.h"
 #include "bf16.h"
+#include "scalar.h"
 
 // What is done with four sums of a result: stored, or added to what is there; as BF16 or FP32.
 enum Into : u32 { SET_BF16, ADD_BF16, SET_F32, ADD_F32 };
 
 DEVICE inline bool is_f32(Into into) { return into == SET_F32 || into == ADD_F32; }
-DEVICE inline float float_of_four(const Vec16& v, u32 j) {
-  return __builtin_bit_cast(float, (u32)((j < 2 ? v.lo : v.hi) >> 32 * (j % 2)));
-}
 
 // What lies at element `at`, if it is added to.
 DEVICE inline Vec16 read_four(const void* c, u64 at, Into into) {
@@ -20,8 +18,9 @@ DEVICE inline Vec16 read_four(const void* c, u64 at, Into into) {
 DEVICE inline void put_four(void* c, u64 at, Into into, const float (&four)[4], const Vec16& was) {
   float x[4] = {four[0], four[1], four[2], four[3]};
   for (u32 j = 0; j < 4 && into == ADD_F32; j++) x[j] += float_of_four(was, j);
-  for (u32 j = 0; j < 4 && into == ADD_BF16; j++) x[j] += from_bf16(was.lo >> 16 * j & 0xffff);
+  for (u32 j = 0; j < 4 && into == ADD_BF16; j++) x[j] += bf16_at(was, j);
   if (!is_f32(into)) return target::write((u64*)c + at / 4, pack_bf16(x[0], x[1], x[2], x[3]));
+  // four_floats(x), but for the order of its halves, with which a kernel of gfx950 that has no register left spills.
   const auto bits = [&](u32 j) { return (u64)__builtin_bit_cast(u32, x[j]); };
   target::write((Vec16*)c + at / 4, Vec16{bits(0) | bits(1) << 32, bits(2) | bits(3) << 32});
 }
