@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from kosmos_raw.bench import cuda_ops
 from kosmos_raw.bench.cuda_mxfp8 import MX_PROBLEMS
 from kosmos_raw.bench.cuda_problems import PROBLEMS
-from kosmos_raw.bench.llama3 import shape
+from kosmos_raw.bench.llama3 import Shape, layers, shape
 from kosmos_raw.cli.bench import ops_table, shapes_of
 from kosmos_raw.cli.main import main
 from kosmos_raw.plan.shapes import MXFP8_FORMAT
@@ -38,6 +39,11 @@ def test_rows_of_both_dtypes_go_through_a_file(tmp_path: Path):
 def test_all_layers_of_llama3_can_be_asked_for(op):
     shapes = shapes_of(op, "llama3")
     assert len({of.name for of in shapes}) == 24 and all(of == shape(op, of.name) for of in shapes)
+
+
+def test_layers_of_llama3_are_those_of_the_paper():
+    table = json.loads((Path(__file__).parent / "data" / "llama3.json").read_text())  # its table C.3
+    assert layers("ag_gemm") == [Shape(**of) for of in table["shapes"]]
 
 
 def test_what_was_measured_is_read():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import importlib
 import importlib.util
-import json
 import math
 import random
 import time
@@ -68,12 +67,6 @@ class GemmRow:
 
     def tflops(self, ms: float) -> float:
         return 2e-9 * self.shape.m * self.shape.n * self.shape.k / ms
-
-
-def llama3_shapes() -> list[Shape]:
-    """The 24 shapes of the column-parallel layers of Llama 3 on 8 ranks."""
-    text = (Path(__file__).parent / "llama3.json").read_text()
-    return [Shape(**shape) for shape in json.loads(text)["shapes"]]
 
 
 class Problem:

@@ -7,7 +7,6 @@ before anything is timed; then all variants run in each round, in shuffled order
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from ..plan.moe.forward import OP, Crews, plan_moe_forward
 from ..plan.moe.sizes import CAPACITY, Rings, default_rings
 from ..ranks.communicator import POISON, Communicator
 from .checking import normal
-from .cuda_ops import PLANNED, Options, alternate, torch_group
+from .cuda_ops import PLANNED, Options, alternate, tell, torch_group
 from .moe_peer import MoePeer, PeerWeights, Sizes
 from .moe_rows import CROSSINGS, KNOWN, PRODUCTS, UNFUSED, MoeRow, write_csv
 
@@ -95,10 +94,7 @@ def run(
             of_model = problem(comm, torch, dist, model, config, tokens, seed)
             rows.append(of_model.measure({PLANNED: {}} | dict(variants), rounds, repeats))
             of_model.free()
-            if comm.rank == 0:
-                print(rows[-1].summary(), file=sys.stderr, flush=True)
-                if path:
-                    write_csv(rows, path)
+            tell(comm, rows, path, write_csv)
         return rows
 
 

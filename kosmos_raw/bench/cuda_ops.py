@@ -66,8 +66,7 @@ class OpRow:
         return self.ms[peer, mode] / self.ms[variant, mode]
 
     def summary(self) -> str:
-        times = ", ".join(f"{variant} ({mode}) {ms:.3f}" for (variant, mode), ms in sorted(self.ms.items()))
-        return f"{self.op} {self.shape.name}: at {self.over_bound:.2f} of its bound; ms: {times}"
+        return f"{self.op} {self.shape.name}: at {self.over_bound:.2f} of its bound; ms: {listed(self.ms)}"
 
     def of_bound(self, mode: str, variant: str = PLANNED) -> float:
         return self.bound(mode) / self.ms[variant, mode]
@@ -95,11 +94,23 @@ def run(
             problem = problems[op](comm, torch, dist, shape, seed)
             rows.append(_measure(problem, {PLANNED: {}} | dict(variants.get(op, {})), rounds, repeats))
             problem.free()
-            if comm.rank == 0:
-                print(rows[-1].summary(), file=sys.stderr, flush=True)
-                if path:
-                    write_csv(rows, path)
+            tell(comm, rows, path, write_csv)
         return rows
+
+
+def tell(
+    comm: Communicator, rows: Sequence[Any], path: Path | None, write: Callable[[Sequence[Any], Path], None]
+) -> None:
+    """After each measurement, by rank 0: a line of it, and the samples of all so far."""
+    if comm.rank == 0:
+        print(rows[-1].summary(), file=sys.stderr, flush=True)
+        if path:
+            write(rows, path)
+
+
+def listed(ms: Mapping[tuple[str, str], float]) -> str:
+    """Times by (variant, mode), in a line."""
+    return ", ".join(f"{variant} ({mode}) {time:.3f}" for (variant, mode), time in sorted(ms.items()))
 
 
 @contextmanager

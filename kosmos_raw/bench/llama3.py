@@ -47,6 +47,12 @@ def shape(op: str, name: str) -> Shape:
     return Shape(name, *sizes[op])
 
 
+def layers(op: str) -> list[Shape]:
+    """The products of `op` in all 24 layers that have it."""
+    names = (f"{model}-{layer}-{batch}" for batch in BATCHES for model in reversed(HIDDEN) for layer in LAYERS[op])
+    return [shape(op, name) for name in names]
+
+
 def rows_moved(op: str, of: Shape) -> tuple[int, int]:
     """Rows, of all ranks, that are gathered or reduced beside that product, and their width."""
     return {

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..plan.moe.backward import OP as BACKWARD
 from ..plan.moe.forward import OP as FORWARD
-from .cuda_ops import PLANNED
+from .cuda_ops import PLANNED, listed
 
 STEP = "moe_step"  # a forward and its backward
 UNFUSED, KNOWN, PRODUCTS = "unfused", "unfused, sizes known", "products alone"
@@ -42,8 +42,7 @@ class MoeRow:
     op: str = FORWARD  # or BACKWARD, or STEP
 
     def summary(self) -> str:
-        times = ", ".join(f"{variant} ({mode}) {ms:.3f}" for (variant, mode), ms in sorted(self.ms.items()))
-        return f"{self.op} {self.model}: at {self.largest_off:.2f} of what rounding allows; ms: {times}"
+        return f"{self.op} {self.model}: at {self.largest_off:.2f} of what rounding allows; ms: {listed(self.ms)}"
 
     def tflops(self, variant: str, mode: str) -> float:
         """Of a rank, in its products; neither the router nor what a backward makes once more is counted."""

@@ -15,10 +15,9 @@ from .gfx950 import GfxBuild
 from .sm90 import OPERANDS, SmBuild
 
 BARRIER_CYCLES = 16  # what the estimate of the main loop takes a barrier to cost; nobody has published it
-MOST_OUTSIDE = (
-    15_000  # cycles of a tile outside the loop, by it. An epilogue that waits before every store takes 35,000 and more
-)
 LEAST_BUSY = 0.97  # share of the main loop's cycles in which that estimate keeps the matrix cores busy
+# Cycles of a tile outside the main loop, by that estimate. An epilogue that waits before every store takes 35,000.
+MOST_OUTSIDE = 15_000
 MAX_REGISTERS = 256  # a lane, at eight waves a compute unit on gfx950; sm_90a stops at 255 by itself
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bench import cpu_gemm, cuda_gemm, cuda_ops, plot, quantize
-from ..bench.llama3 import BATCHES, COLUMN, HIDDEN, LAYERS, ROW, Shape, rows_moved, shape
+from ..bench.llama3 import COLUMN, LAYERS, ROW, Shape, layers, rows_moved, shape
 from ..checks.operators import CHECKED
 from ..ranks.launch import launch
 from . import bench_moe, bench_policies
@@ -116,7 +116,7 @@ def _quantize(args: argparse.Namespace) -> int:
 
 def _shapes(args: argparse.Namespace) -> list[Shape]:
     """M,N,K, or names of Llama 3's layers; all of those when nothing is said."""
-    llama3 = {shape.name: shape for shape in cuda_gemm.llama3_shapes()}
+    llama3 = {shape.name: shape for shape in layers("ag_gemm")}
     if args.shapes in (None, "llama3"):
         return list(llama3.values())
     named = [llama3[word] for word in args.shapes.split() if word in llama3]
@@ -168,9 +168,9 @@ def _measured(args: argparse.Namespace) -> list[cuda_ops.OpRow]:
 def shapes_of(op: str, given: str | None) -> list[Shape]:
     """Names of layers, of which an operator takes those that it belongs to, or M,N,K; llama3: all that it has; a few if
     nothing is said."""
+    if given == "llama3":
+        return layers(op)
     words = (given or " ".join(OP_SHAPES[LAYERS[op]])).split()
-    if words == ["llama3"]:
-        words = [f"{model}-{layer}-{batch}" for batch in BATCHES for model in HIDDEN for layer in LAYERS[op]]
     named = [shape(op, word) for word in words if "-" in word and word.split("-")[1] in LAYERS[op]]
     return named + [Shape(f"{m}x{n}x{k}", m, n, k) for m, n, k in _parsed(" ".join(w for w in words if "-" not in w))]
 

@@ -64,8 +64,8 @@ def bulk_rs(
         out: bf16 [rows[rank], width] to fill; None allocates it.
         c: bf16 or float32 [M', N'] to fill, or to add to with `accumulate`; None allocates bf16.
         policy: "one_way" (who finds no more work of its own kind takes the other kind), "fixed" (it leaves), or on cuda
-            "beside" (all WGs build, and a warp of each adds meanwhile; the contraction is not cut). None: "beside"
-            where there is such a warp and no cut, else "one_way".
+            "beside" (all WGs build, and a warp of each adds meanwhile; the contraction is not cut). None: "one_way", or
+            "beside" where there is such a warp, no cut, and a product long enough that it is expected to end sooner.
         movers, max_movers: WGs that begin as movers (with "beside": whose warp adds), and how many may be; None asks
             plan.bulk.
         split: into how many parts the contraction is cut, each added in FP32 in order; None asks plan.bulk.

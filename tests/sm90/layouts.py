@@ -10,6 +10,7 @@ import numpy as np
 
 from kosmos_raw.bench import cuda_gemm
 from kosmos_raw.bench.cuda_gemm import Problem, Shape, to_float
+from kosmos_raw.bench.llama3 import layers
 from kosmos_raw.build import sm90
 from kosmos_raw.build.params import AG_GEMM
 from kosmos_raw.cli.bench import gemm_table
@@ -101,7 +102,7 @@ def main() -> None:
     parser.add_argument("--csv", type=Path)
     args = parser.parse_args()
     print(*launch(exact, ranks=1, device="cuda", mode="threads", arena_bytes=1 << 21), "products are exact", flush=True)
-    shapes = [shape for shape in cuda_gemm.llama3_shapes() if args.only in shape.name]
+    shapes = [shape for shape in layers("ag_gemm") if args.only in shape.name]
     (rows,) = launch(
         measure,
         shapes,
