@@ -4,6 +4,14 @@
 #include "gfx950_epilogue.h"
 
 namespace target {
+// The kernel's arguments, through a pointer of which the compiler knows nothing. Else it reads all of them before the main
+// loop, as none of these reads can fail, and has too few scalar registers to hold them (205 spilled in gemm_rs, now 56).
+template <class Params> DEVICE inline const Params& where_they_lie(const Params&) {
+  auto* p = (const __attribute__((address_space(4))) Params*)__builtin_amdgcn_kernarg_segment_ptr();
+  asm volatile("" : "+s"(p));
+  return *(const Params*)p;
+}
+
 // Asks the schedule, in the first wave alone: a whole wave with equal values, so that no branch of a schedule diverges. The
 // other waves learn what it decided from a box in LDS.
 //
@@ -70,6 +78,12 @@ template <class Op> struct Director {
     else return {TILE, w.chunk, w.row, w.part};
   }
 
+  // Where there are two streams, arguments are read again for each tile: to keep them takes the last vector register.
+  DEVICE TileOperands operands(const Work& w) const {
+    if constexpr (many_elements<Op>()) return Op::operands(where_they_lie(p), w);
+    else return Op::operands(p, w);
+  }
+
   // ---- asked by Tile::step
   template <Element E> DEVICE void look_ahead() {
     if (!decides) return;
@@ -83,7 +97,7 @@ template <class Op> struct Director {
   template <class T> DEVICE void turn(T& stream) {
     goes_on = take(next);
     if (!goes_on) return stream.turn_off();
-    loading = Op::operands(p, next);
+    loading = operands(next);
     stream.turn(loading, layout_of<Op>(next.kind));
   }
   // All waves have waited for their stores of the last tile in this one's second step, and met.
@@ -97,7 +111,7 @@ template <class Op> struct Director {
   template <class T> DEVICE Work stream(T& tiles, const Work& first) {
     Work now = first;
     last = {};
-    loading = Op::operands(p, now);
+    loading = operands(now);
     tiles.start(loading, layout_of<Op>(now.kind));
     for (;;) {
       tiles.begin(layout_of<Op>(now.kind));
@@ -144,16 +158,6 @@ template <class Op> DEVICE inline void run(const typename Op::Params& p) {
     if (claimed) w = director.stream(tiles, w);
     else Op::move(director.schedule, w);
   }
-}
-}  // namespace target
-
-namespace target {
-// The kernel's arguments, through a pointer of which the compiler knows nothing. Else it reads all of them before the main
-// loop, as none of these reads can fail, and has too few scalar registers to hold them (205 spilled in gemm_rs, now 56).
-template <class Params> DEVICE inline const Params& where_they_lie(const Params&) {
-  auto* p = (const __attribute__((address_space(4))) Params*)__builtin_amdgcn_kernarg_segment_ptr();
-  asm volatile("" : "+s"(p));
-  return *(const Params*)p;
 }
 }  // namespace target
 

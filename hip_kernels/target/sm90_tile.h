@@ -319,13 +319,28 @@ INLINE void hand_sums_over_as(const float (&sums)[N / 2], const TileOperands& t,
     store_rows<N, false>(sums, t, {(u64*)rows.c + rows.first / 4, rows.ld}, shared, one, [&](u32 row) { return rows.line(row); });
   } else hand_sums_over<N>(sums, t, SumPanel(shared, one), to);
 }
+// What an operator has that offers store alone.
+template <class Op> struct Stored {
+  const typename Op::Params& p;
+  const Work& w;
+  INLINE u32 was(u32, u32) const { return 0; }
+  INLINE void put(u32 row, u32 column, const float (&x)[4], u32) const {
+    Op::store(p, w, row, column, pack_bf16(x[0], x[1], x[2], x[3]));
+  }
+};
 // ONE: there is one panel a warp, not two.
 template <class Op, u32 N>
 INLINE void hand_over(const typename Op::Params& p, const Work& w, const float (&sums)[N / 2], const TileOperands& t,
                       u32 shared, bool one) {
   const Epilogue how = epilogue<Op>(w);
-  if constexpr (requires { Op::result(p, w); })
-    if (how == ROWS) return store_rows<N, through<Op>()>(sums, t, Op::result(p, w), shared, one, same_line);
+  if (how == ROWS) {
+    if constexpr (requires { Op::result(p, w); })
+      store_rows<N, through<Op>()>(sums, t, Op::result(p, w), shared, one, same_line);
+    else if constexpr (requires { Op::store(p, w, 0u, 0u, 0ull); })
+      hand_sums_over<N>(sums, t, SumPanel(shared, one), Stored<Op>{p, w});
+    else static_assert(requires { Op::sums_to(p, w); }, "rows of this operator would go nowhere");
+    return;
+  }
   if constexpr (requires { Op::gated_to(p, w); })
     if (how == GATED_SUMS) return hand_gated_over<N>(sums, t, SumPanel(shared, one), Op::gated_to(p, w));
   if constexpr (requires { Op::sums_to(p, w); })

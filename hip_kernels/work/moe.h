@@ -1,44 +1,9 @@
 // DOING IT, rows of an MoE layer: to the owners of their experts, back, and the fold. And what an epilogue makes of sums.
 #pragma once
 #include "bf16.h"
-#include "move.h"
 #include "moe_plan.h"
-
-// Rows of `words` words that follow each other at `to`. key(row) says which row that is, NOBODY: one of zeros; from(key) where
-// it lies; change(key, v) is made of each word. Keys of all words that a lane has on their way are there before any word is
-// asked for: else each word would wait for the key of the next.
-template <class Key, class From, class Change>
-DEVICE inline void gather_rows(Vec16* to, u32 rows, u32 words, Key key, From from, Change change) {
-  constexpr u32 BATCH = target::COPY_BATCH;
-  const u32 all = rows * words, step = target::lanes(), rows_a_step = step / words, columns_a_step = step % words;
-  u32 row = target::lane() / words, column = target::lane() % words;
-  for (u32 i = target::lane(); i < all; i += BATCH * step) {
-    u32 keys[BATCH], columns[BATCH];
-    Vec16 v[BATCH];
-#pragma unroll
-    for (u32 j = 0; j < BATCH; j++) {
-      keys[j] = i + j * step < all ? key(row) : NOBODY;
-      columns[j] = column;
-      row += rows_a_step;
-      column += columns_a_step;
-      if (column >= words) {
-        column -= words;
-        row++;
-      }
-    }
-#pragma unroll
-    for (u32 j = 0; j < BATCH; j++) v[j] = keys[j] == NOBODY ? Vec16{} : target::read(from(keys[j]) + columns[j]);
-#pragma unroll
-    for (u32 j = 0; j < BATCH; j++)
-      if (i + j * step < all) target::write(to + i + j * step, keys[j] == NOBODY ? v[j] : change(keys[j], v[j]));
-  }
-}
-
-DEVICE inline Vec16 weighted(const Vec16& v, float weight) {
-  float x[8];
-  for (u32 i = 0; i < 8; i++) x[i] = weight * bf16_at(v, i);
-  return eight_bf16(x);
-}
+#include "move.h"
+#include "rows.h"
 
 struct MoeRows {
   const MoeParams& p;
@@ -50,24 +15,22 @@ struct MoeRows {
   DEVICE Vec16* ring_y(u32 v) const { return p.y + (u64)(v % p.y_slots) * l.tile_m * words; }
   DEVICE Vec16* combine(u32 q) const { return p.arena_of[q] + p.combine_at; }
 
-  // Rows of source q for tile row v of their owner, and the padding of their group: place(first, rows, key, from, change). `first`
-  // is where they begin in the tile row; the rest is as gather_rows wants it.
+  // Rows of source q for tile row v of their owner, and the padding of their group: place(first, rows, source). `first` is where
+  // they begin in the tile row; source is as gather_rows wants it.
   template <class Place>
   DEVICE void place_rows(u32 q, u32 v, u32 e, const Vec16* x, const u64* list, bool weigh, Place place) const {
     const u32 tile = l.tile_of(e, v), k = p.routing.top_k, real = l.count(q, e), base = l.send_base(q, e);
     const MoeLayout::Rows rows = l.padded_rows_in(q, e, tile);
-    place(
-        l.start(q, e) + rows.begin - tile * l.tile_m, rows.end - rows.begin,
-        [&](u32 row) { return rows.begin + row < real ? (u32)target::read(list + base + rows.begin + row) : NOBODY; },
-        [&](u32 slot) { return x + (u64)(slot / k) * words; },
-        [&](u32 slot, const Vec16& word) {
-          return weigh ? weighted(word, float_in(target::read(p.choices + slot))) : word;
-        });
+    place(l.start(q, e) + rows.begin - tile * l.tile_m, rows.end - rows.begin, [&](u32 row) -> SourceRow {
+      if (rows.begin + row >= real) return {};
+      const u32 slot = (u32)target::read(list + base + rows.begin + row);
+      return {x + (u64)(slot / k) * words, weigh ? float_in(target::read(p.choices + slot)) : 1.f, weigh};
+    });
   }
   // Into a ring, in which the tile row is at `ring`.
   DEVICE void dispatch(u32 q, u32 v, u32 e, const Vec16* x, const u64* list, Vec16* ring, bool weigh) const {
-    place_rows(q, v, e, x, list, weigh, [&](u32 first, u32 rows, auto key, auto from, auto change) {
-      gather_rows(ring + (u64)first * words, rows, words, key, from, change);
+    place_rows(q, v, e, x, list, weigh, [&](u32 first, u32 rows, auto source) {
+      gather_rows(ring + (u64)first * words, rows, words, source);
     });
   }
   // Of a PUSH or PULL: to(owner, source, x, list).
@@ -92,36 +55,52 @@ struct MoeRows {
     copy_words(to + (u64)(l.send_base(d, e) + rows.begin) * words, from, 0, (u64)(rows.end - rows.begin) * words);
   }
 
-  // A block of tokens: each one's rows by its weights, in the order of its choices, and the shared expert's; rounded once.
-  // Several rows of a lane are on their way at a time.
-  DEVICE void fold(u32 b) const {
+  // Adds to sum words c, c + step, ... of a token's rows, by the weights of its choices or as they are, in the order of choices.
+  // All of several rows are on their way at a time.
+  template <u32 WIDE>
+  DEVICE void add_rows(float (&sum)[WIDE][8], u64 t, const Vec16* rows, bool weigh, u32 c, u32 step) const {
     constexpr u32 BATCH = 8;
-    const u32 begin = b * p.block, left = p.tokens - begin, n = left < p.block ? left : p.block, k = p.routing.top_k;
-    const Vec16* rows = combine(p.g.rank);
-    for (u32 i = target::lane(); i < n * words; i += target::lanes()) {
-      const u64 t = begin + i / words, at = t * words + i % words;
-      const Vec16 shared = p.S ? target::read(p.shared_y + at) : Vec16{};
-      float sum[8] = {};
-      for (u32 first = 0; first < k; first += BATCH) {
-        u32 row[BATCH];
-        float weight[BATCH];
-        Vec16 y[BATCH];
+    const u32 k = p.routing.top_k;
+    for (u32 first = 0; first < k; first += BATCH) {
+      u32 row[BATCH];
+      float weight[BATCH];
+      Vec16 y[BATCH][WIDE];
 #pragma unroll
-        for (u32 j = 0; j < BATCH; j++) {
-          const u64 slot = t * k + first + j;
-          row[j] = first + j < k ? (u32)target::read(p.row_of_slot + slot) : NOBODY;
-          weight[j] = first + j < k && !p.routing.weigh_inputs ? float_in(target::read(p.choices + slot)) : 1.f;
+      for (u32 j = 0; j < BATCH; j++) {
+        const u64 slot = t * k + first + j;
+        row[j] = first + j < k ? (u32)target::read(p.row_of_slot + slot) : NOBODY;
+        weight[j] = first + j < k && weigh ? float_in(target::read(p.choices + slot)) : 1.f;
+      }
+#pragma unroll
+      for (u32 j = 0; j < BATCH; j++)
+#pragma unroll
+        for (u32 m = 0; m < WIDE; m++) {
+          const u32 word = c + m * step;
+          y[j][m] = row[j] == NOBODY || word >= words ? Vec16{} : target::read(rows + (u64)row[j] * words + word);
         }
 #pragma unroll
-        for (u32 j = 0; j < BATCH; j++) y[j] = row[j] == NOBODY ? Vec16{} : target::read(rows + (u64)row[j] * words + i % words);
-#pragma unroll
-        for (u32 j = 0; j < BATCH; j++)
-          if (row[j] != NOBODY) add(sum, y[j], weight[j]);
-      }
-      if (p.S) add(sum, shared, p.gate_column == NOBODY ? 1.f : sigmoid(float_at(p.logits, t * p.logit_ld + p.gate_column)));
-      target::write(p.out + at, eight_bf16(sum));
+      for (u32 j = 0; j < BATCH; j++)
+        for (u32 m = 0; m < WIDE && row[j] != NOBODY; m++) add(sum[m], y[j][m], weight[j]);
     }
   }
+  // A block of tokens: each one's rows and the shared expert's, rounded once.
+  DEVICE void fold(u32 b) const {
+    const u32 begin = b * p.block, left = p.tokens - begin;
+    each_row(left < p.block ? left : p.block, [&](u32 i, u32 place, u32 lanes) {
+      const u64 t = begin + i;
+      const float gate = p.S && p.gate_column != NOBODY ? sigmoid(float_at(p.logits, t * p.logit_ld + p.gate_column)) : 1.f;
+      for (u32 c = place; c < words; c += FOLD_WIDE * lanes) {
+        float sum[FOLD_WIDE][8] = {};
+        add_rows(sum, t, combine(p.g.rank), !p.routing.weigh_inputs, c, lanes);
+        for (u32 m = 0; m < FOLD_WIDE && c + m * lanes < words; m++) {
+          const u64 at = t * words + c + m * lanes;
+          if (p.S) add(sum[m], target::read(p.shared_y + at), gate);
+          target::write(p.out + at, eight_bf16(sum[m]));
+        }
+      }
+    });
+  }
+  static constexpr u32 FOLD_WIDE = target::COPY_BATCH / 8;  // words of a lane that are folded at a time, of eight rows each
   DEVICE static void add(float (&sum)[8], const Vec16& y, float weight) {
     for (u32 c = 0; c < 8; c++) sum[c] = target::fma(weight, bf16_at(y, c), sum[c]);
   }

@@ -114,32 +114,55 @@ struct MoeGradients {
   DEVICE Vec16* landing() const { return p.arena_of[p.g.rank] + p.dx_at; }
 
   // ---- DWEIGHT: a block of tokens
-  // Inner products over a row: each of several lanes adds every so many words, and one of them their sums. Products of a
-  // token: of its choices, and of the shared expert's output if that has a gate.
+  // Inner products over a row: each lane of a team adds every so many words, and one of them their sums. Products of a token: of
+  // its choices, and of the shared expert's output if that has a gate.
   DEVICE bool gated() const { return p.S && p.gate_column != NOBODY; }
   DEVICE u32 dots() const { return r.top_k + gated(); }
-  DEVICE u32 lanes_a_dot() const { return target::lanes() < LANES_A_DOT ? 1 : LANES_A_DOT; }
   DEVICE u64 partial_at(u64 dot, u32 lane) const { return dot * LANES_A_DOT + lane; }
-  DEVICE void add_products(u32 begin, u32 n) const {
-    const u32 parts = lanes_a_dot(), D = dots(), k = r.top_k;
-    for (u32 i = target::lane() / parts; i < n * D; i += target::lanes() / parts) {
-      const u64 t = begin + i / D;
-      const u32 j = i % D, part = target::lane() % parts;
-      const u64 row = j < k ? (u64)target::read(p.row_of_slot + t * k + j) : 0;
-      const Vec16* x = (r.weigh_inputs && j < k ? p.x : p.dout) + t * rows.words;
-      const Vec16* y = j == k ? p.shared_y + t * rows.words : (r.weigh_inputs ? landing() : rows.combine(p.g.rank)) + row * rows.words;
-      float sum = 0;
-      for (u32 c = part; c < rows.words; c += parts) {
-        const Vec16 a = target::read(x + c), b = target::read(y + c);
-        for (u32 m = 0; m < 8; m++) sum = target::fma(bf16_at(a, m), bf16_at(b, m), sum);
+  static_assert(LANES_A_DOT == TEAM);
+  // Of x with up to N rows, null where there is none; `dot` is the first one's number. All of WIDE words are on their way at a time.
+  template <u32 N> DEVICE void multiply(const Vec16* x, const Vec16* const (&y)[N], u64 dot, u32 place, u32 lanes) const {
+    constexpr u32 WIDE = MoeRows::FOLD_WIDE;
+    float sum[N] = {};
+    for (u32 first = place; first < rows.words; first += WIDE * lanes) {
+      Vec16 a[WIDE], b[N][WIDE];
+#pragma unroll
+      for (u32 m = 0; m < WIDE; m++) {
+        const u32 c = first + m * lanes;
+        a[m] = c < rows.words ? target::read(x + c) : Vec16{};
+#pragma unroll
+        for (u32 j = 0; j < N; j++) b[j][m] = y[j] && c < rows.words ? target::read(y[j] + c) : Vec16{};
       }
-      target::write(p.partials + partial_at(t * D + j, part), number_and_float(0, sum));
+#pragma unroll
+      for (u32 j = 0; j < N; j++)
+        for (u32 m = 0; m < WIDE && first + m * lanes < rows.words; m++)
+          for (u32 i = 0; i < 8; i++) sum[j] = target::fma(bf16_at(a[m], i), bf16_at(b[j][m], i), sum[j]);
     }
+#pragma unroll
+    for (u32 j = 0; j < N; j++)
+      if (y[j]) target::write(p.partials + partial_at(dot + j, place), number_and_float(0, sum[j]));
+  }
+  DEVICE void add_products(u32 begin, u32 n) const {
+    constexpr u32 BATCH = 8;
+    const u32 D = dots(), k = r.top_k;
+    const Vec16* of_choices = r.weigh_inputs ? landing() : rows.combine(p.g.rank);
+    each_row(n, [&](u32 i, u32 place, u32 lanes) {
+      const u64 t = begin + i, at = t * rows.words;
+      for (u32 first = 0; first < k; first += BATCH) {
+        const Vec16* y[BATCH];
+#pragma unroll
+        for (u32 j = 0; j < BATCH; j++)
+          y[j] = first + j < k ? of_choices + target::read(p.row_of_slot + t * k + first + j) * rows.words : nullptr;
+        multiply((r.weigh_inputs ? p.x : p.dout) + at, y, t * D + first, place, lanes);
+      }
+      const Vec16* shared[1] = {p.shared_y + at};
+      if (gated()) multiply(p.dout + at, shared, t * D + k, place, lanes);
+    });
     target::barrier();
   }
   DEVICE float product(u64 dot) const {
     float sum = 0;
-    for (u32 part = 0; part < lanes_a_dot(); part++) sum += float_in(target::read(p.partials + partial_at(dot, part)));
+    for (u32 part = 0; part < team_lanes(); part++) sum += float_in(target::read(p.partials + partial_at(dot, part)));
     return sum;
   }
 
@@ -230,16 +253,23 @@ struct MoeGradients {
 
   // A block of tokens: rows of dX that have come back, in the order of choices, and what router and shared expert give.
   DEVICE void fold(u32 b) const {
-    const u32 begin = b * p.block, left = p.tokens - begin, n = left < p.block ? left : p.block, k = r.top_k, words = rows.words;
-    for (u32 i = target::lane(); i < n * words; i += target::lanes()) {
-      const u64 t = begin + i / words, at = t * words + i % words;
-      float sum[8] = {};
-      for (u32 j = 0; j < k; j++) {
-        const Vec16 y = target::read(landing() + target::read(p.row_of_slot + t * k + j) * words + i % words);
-        MoeRows::add(sum, y, r.weigh_inputs ? float_in(target::read(p.choices + t * k + j)) : 1.f);
+    constexpr u32 WIDE = MoeRows::FOLD_WIDE;
+    const u32 begin = b * p.block, left = p.tokens - begin, words = rows.words;
+    each_row(left < p.block ? left : p.block, [&](u32 i, u32 place, u32 lanes) {
+      const u64 t = begin + i;
+      for (u32 c = place; c < words; c += WIDE * lanes) {
+        float sum[WIDE][8] = {};
+        rows.add_rows(sum, t, landing(), r.weigh_inputs, c, lanes);
+        for (u32 m = 0; m < WIDE && c + m * lanes < words; m++) {
+          const u64 at = t * words + c + m * lanes;
+          for (u32 half = 0; p.own_ld && half < 2; half++) {
+            float own[4];
+            floats_at(p.own_dx, at * 8 + half * 4, own);
+            for (u32 j = 0; j < 4; j++) sum[m][half * 4 + j] += own[j];
+          }
+          target::write(p.dx + at, eight_bf16(sum[m]));
+        }
       }
-      for (u32 c = 0; p.own_ld && c < 8; c++) sum[c] += float_at(p.own_dx, at * 8 + c);
-      target::write(p.dx + at, eight_bf16(sum));
-    }
+    });
   }
 };

@@ -28,10 +28,10 @@ struct MoeMxfp8Gradients {
     const u32 me = p.g.rank;
     g.push(w, false);
     if (replays) MoeMxfp8Rows(p, p.mx).dispatch(w.chunk, me, w.row, w.part, p.x, p.list);
-    g.rows.place_rows(me, w.row, w.part, p.x, p.list, p.routing.weigh_inputs, [&](u32 first, u32 n, auto key, auto from, auto change) {
+    g.rows.place_rows(me, w.row, w.part, p.x, p.list, p.routing.weigh_inputs, [&](u32 first, u32 n, auto source) {
       quantize_across(x_columns(w.chunk), 0, slot_k(w.row) + first, n / MX_BLOCK, p.H / 4, [&](u32 row, u32 four) {
-        const u32 slot = key(row);
-        return slot == NOBODY ? 0 : change(slot, Vec16{target::read((const u64*)from(slot) + four), 0}).lo;
+        const SourceRow from = source(row);
+        return from.at ? from.weighted(Vec16{target::read((const u64*)from.at + four), 0}).lo : 0;
       });
     });
   }

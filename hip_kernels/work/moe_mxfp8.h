@@ -16,13 +16,13 @@ struct MoeMxfp8Rows {
   // Rows of source q for tile row v of their owner, into its ring of x. Padding is zeros.
   DEVICE void dispatch(u32 owner, u32 q, u32 v, u32 e, const Vec16* x, const u64* list) const {
     const u64 slot_row = (u64)(v % p.x_slots) * p.layout.tile_m;
-    rows.place_rows(q, v, e, x, list, p.routing.weigh_inputs, [&](u32 first, u32 n, auto key, auto from, auto change) {
+    rows.place_rows(q, v, e, x, list, p.routing.weigh_inputs, [&](u32 first, u32 n, auto source) {
       quantize_along(ring_x(owner), slot_row + first, 0, n, mx.depth / MX_BLOCK, [&](u32 row, u32 block, Vec16 (&four)[4]) {
-        const u32 slot = key(row);
+        const SourceRow from = source(row);
 #pragma unroll
         for (u32 j = 0; j < 4; j++) {
           const u32 word = block * 4 + j;
-          four[j] = slot == NOBODY || word >= rows.words ? Vec16{} : change(slot, target::read(from(slot) + word));
+          four[j] = word < rows.words ? from.weighted(from.read(word)) : Vec16{};
         }
       });
     });
