@@ -16,7 +16,8 @@
 //      PLAN, and PUSHes of rounds that need no slot again, wait for ranks to start: by induction over launches they do.
 //  (2) A WG begins what is not ready only when all smaller work of its rank is claimed: entries of the main queue are drawn in
 //      order, and with one in hand it takes what else is smaller first (before). Pushes that need no slot again and DWEIGHTs
-//      wait for nothing that may need a WG, and are claimed at any time.
+//      wait for nothing that may need a WG, and are claimed at any time; most such pushes are dealt to the movers, who make them
+//      before anything else.
 //  (3) What is claimed because it is ready never blocks: within a launch signals only rise.
 // Take the smallest unfinished work of all ranks: claimed, it runs, or is in hand of a WG that does something smaller or ready
 // before; unclaimed, some WG of its rank is not blocked, by (2), and comes to claim it. Claiming ahead adds nothing: what blocks blocks in wait_inputs, not in the work.
@@ -59,8 +60,27 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
   }
 
   // ---- claims (moe_claims.h); the main queue and shared experts are drawn from. Lists of moves and sends from their ends.
+  // Of steps of which no owner's slots have been used before, moves are dealt; the head counts those behind.
+  mutable u32 all_dealt = NOBODY;  // asked for once
+  DEVICE u32 dealt_moves() const {
+    if (all_dealt == NOBODY) all_dealt = count_dealt();
+    return all_dealt;
+  }
+  DEVICE u32 count_dealt() const {
+    u32 used = 0;  // tile rows of the longest owner whose slots have been
+    for (u32 o = 0; p.movers && o < p.g.ranks; o++) {
+      const u32 rounds = (rows_of(o) + p.round_rows - 1) / p.round_rows;
+      if (rounds > rounds_held() + used / p.round_rows) used = (rounds - rounds_held()) * p.round_rows;
+    }
+    const u32 n = p.movers ? p.layout.one(MoeLayout::N_MOVES) : 0;
+    return used ? n - p.layout.moves_end(used / p.layout.step_rows - 1) : n;
+  }
+  DEVICE Work next_dealt() {
+    const u32 n = target::wg() < p.movers ? dealt_moves() : 0, i = deal(p.movers, n);
+    return i < n ? p.layout.move(p.layout.one(MoeLayout::N_MOVES) - 1 - i) : Work{};
+  }
   DEVICE Claim next_move() const {
-    const u32 n = p.layout.one(MoeLayout::N_MOVES), i = seen(MOVES, n);
+    const u32 n = p.layout.one(MoeLayout::N_MOVES) - dealt_moves(), i = seen(MOVES, n);
     return i < n ? Claim{MOVES, i, p.layout.move(n - 1 - i)} : Claim{};
   }
   DEVICE Claim next_send() const {
@@ -95,8 +115,10 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
   DEVICE Work next_work() {
     for (;;) {
       if (aborted(p.g)) return {};
-      const bool ready = planned || is_planned();
-      Claim c = ready ? next_free() : before_plan();
+      const bool ready = planned || is_planned(), front = !ready && target::load(head(FRONT), DEVICE_SCOPE) == 0;
+      if (!front)
+        if (const Work w = next_dealt(); w.kind != LEAVE) return w;
+      Claim c = ready ? next_free() : front ? Claim{FRONT, 0, {PLAN, p.g.rank}} : before_plan();
       if (ready && !c) {
         if (!drawn) draw();
         c = best();
@@ -123,17 +145,14 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
     return planned = true;
   }
   DEVICE Claim before_plan() const {
-    if (target::load(head(FRONT), DEVICE_SCOPE) == 0) return {FRONT, 0, {PLAN, p.g.rank}};
     if (const Claim c = next_free()) return c;
     if (const Claim c = next_shared(shared_size())) return c;
     return {HEADS, 0, {GATE, p.g.rank}};
   }
-  // What movers do at any time, for it waits for nothing that may need a WG. Before they draw: an entry that is in hand of one
-  // that moves is waited for by all.
+  // What movers do besides dealt moves at any time, for it waits for nothing that may need a WG. Before they draw: an entry that is
+  // in hand of one that does something else is waited for by all.
   DEVICE Claim next_free() const {
-    if (drawn || target::wg() >= p.movers) return {};
-    if (const Claim c = next_move(); c && !reuses(c.work.chunk, round_of(c.work.row))) return c;
-    return p.routing.weigh_inputs ? Claim{} : next_dweight();
+    return drawn || target::wg() >= p.movers || p.routing.weigh_inputs ? Claim{} : next_dweight();
   }
 
   // What this WG should take now, seen and not yet taken: what its crews have ready, else what comes before the entry in hand,

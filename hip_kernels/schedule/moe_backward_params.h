@@ -40,7 +40,7 @@ struct MoeBackwardParams : MoeParams {
   u32 cols_h, cols_i, cols_2i, cols_s, rows_h, rows_2i, rows_2s, rows_r;
   u32 tile_m;              // of weights' tiles, a multiple of 8; on all targets layout.tile_m
   u32 quants;              // parts in which copies of a tile row of dOut are made; 0: products take it as it comes (BF16)
-  u32 tail;                // entries of mixed work that are of the second kind alone, the last ones: as many as WGs
+  u32 lead;                // entries of DGRAD2 behind those of a piece before its WGRAD2 comes: as many as WGs
 };
 constexpr u32 LANES_A_DOT = 16;
 static_assert(sizeof(MoeGradient) == 24 && sizeof(MoeBackwardParams) == sizeof(MoeParams) + 296);

@@ -6,12 +6,12 @@
 // in one round: their weight gradient is one contraction, over rows that follow each other in the rings. Where weights are
 // not added to, an expert without rows has a piece of none, whose gradient is zeros.
 //
-// Order of the queue, pieces of a round from its last expert down:
-//     of each round: for each piece: QUANT in MXFP8; REPLAY if x was not kept; DGRAD2, mixed with WGRAD2 of the piece before.
-//                    WGRAD2 of the last one
+// Order of the queue, pieces of a round from its last expert down. What is waited for lies far ahead of who waits:
+//     of each round: for each piece: QUANT in MXFP8; of the piece before REPLAY (GEMM1) if x was not kept; of the one before
+//                    that DGRAD2. WGRAD2 of a piece once `lead` other entries lie behind its DGRAD2, or all of the round
 //                    behind the first round's: OWN_DX and ROUTER_DW, which hide the last experts' landing
-//                    for each piece: DGRAD1 mixed with its WGRAD1. In MXFP8 DGRAD1 of all of them first: their rows go back
-//                    while WGRAD1, which nobody sends, is made
+//                    for each piece: DGRAD1, then WGRAD1. In MXFP8 DGRAD1 of all of them first: their rows go back while
+//                    WGRAD1, which nobody sends, is made
 //     pieces without rows, folds
 // With weights on inputs OWN_DX and ROUTER_DW stand before the folds: they need rows that have come back.
 #pragma once
@@ -29,14 +29,13 @@ struct MoeBackwardQueue {
   const MoeBackwardParams& p;
   DEVICE explicit MoeBackwardQueue(const MoeBackwardParams& p) : p(p) {}
 
-  // Entries of two lists: `count` of `kind` for piece `piece`, `side_count` of `side` for side_piece. Evenly mixed, but for
-  // the last `tail` of the second: what comes behind the segment waits for all of the first, which then have ended.
+  // `count` entries of `kind` for piece `piece`; `begin`: the number of the first.
   struct Segment {
-    u32 begin, count, side_count;  // begin: its first entry's number
-    Kind kind, side;
-    u32 piece, side_piece;
+    u32 begin, count;
+    Kind kind;
+    u32 piece;
   };
-  enum : u32 { N_ENTRIES, N_BEFORE_FOLDS, N_PIECES, N_SEGMENTS, HEAD, PIECE_WORDS = 3, SEGMENT_WORDS = 3 };
+  enum : u32 { N_ENTRIES, N_BEFORE_FOLDS, N_PIECES, N_SEGMENTS, HEAD, PIECE_WORDS = 3, SEGMENT_WORDS = 2 };
   // Rounds without pieces do not exist, so there are at most as many as pieces.
   DEVICE u32 segment_cap() const { return 6 * p.piece_cap + 8; }
   DEVICE u32 piece_at(u32 i) const { return HEAD + i * PIECE_WORDS; }
@@ -54,8 +53,8 @@ struct MoeBackwardQueue {
     return {(u32)a, (u32)(a >> 32), (u32)b, (u32)(b >> 32), (u32)c & 1, (u32)c >> 1 & 1};
   }
   DEVICE Segment segment(u32 i) const {
-    const u64 a = at(segment_at(i)), b = at(segment_at(i) + 1), c = at(segment_at(i) + 2);
-    return {(u32)a, (u32)(a >> 32), (u32)b, (Kind)(b >> 32 & 0xff), (Kind)(b >> 40 & 0xff), (u32)c, (u32)(c >> 32)};
+    const u64 a = at(segment_at(i)), b = at(segment_at(i) + 1);
+    return {(u32)a, (u32)(a >> 32), (Kind)(b >> 32), (u32)b};
   }
   DEVICE void put(u32 i, const MoePiece& x) const {
     target::write(p.pieces + piece_at(i), (u64)x.blocks << 32 | x.first);
@@ -64,8 +63,7 @@ struct MoeBackwardQueue {
   }
   DEVICE void put(u32 i, const Segment& s) const {
     target::write(p.pieces + segment_at(i), (u64)s.count << 32 | s.begin);
-    target::write(p.pieces + segment_at(i) + 1, (u64)s.side << 40 | (u64)s.kind << 32 | s.side_count);
-    target::write(p.pieces + segment_at(i) + 2, (u64)s.side_piece << 32 | s.piece);
+    target::write(p.pieces + segment_at(i) + 1, (u64)s.kind << 32 | s.piece);
   }
 
   // Tiles of a kind for a piece.
@@ -84,12 +82,8 @@ struct MoeBackwardQueue {
   // Entry i, which lies in segment `at` or behind.
   DEVICE Work entry(u32 i, u32& segment_of) const {
     Segment s = segment(segment_of);
-    while (i >= s.begin + s.count + s.side_count) s = segment(++segment_of);
-    const u32 mixed = s.side_count - (p.tail < s.side_count ? p.tail : s.side_count), n = s.count + mixed, j = i - s.begin;
-    if (j >= n) return item(s.side, s.side_piece, mixed + j - n);
-    const u32 sides = (u32)((u64)j * mixed / n);
-    const bool side = (u64)(j + 1) * mixed / n > sides;
-    return side ? item(s.side, s.side_piece, sides) : item(s.kind, s.piece, j - sides);
+    while (i >= s.begin + s.count) s = segment(++segment_of);
+    return item(s.kind, s.piece, i - s.begin);
   }
   DEVICE u32 side_by_side() const { return p.side_by_side ? p.side_by_side : 1; }
   // Of a matrix of weights, the number of its n-th tile: tiles that are made at a time share what they read.

@@ -20,4 +20,13 @@ template <class Words> struct MoeClaims : Words {
     if (i >= n) over |= 1u << list;
     return i;
   }
+  // Moves that need no credit are dealt to the movers in turn, who make them before anything else: of many WGs that try to take
+  // the entry that they see, one succeeds. The number of this WG's next one, of n; n: it has none left.
+  u32 dealt = 0;
+  DEVICE u32 deal(u32 movers, u32 n) {
+    const u32 i = dealt * movers + target::wg();
+    if (target::wg() >= movers || i >= n) return n;
+    dealt++;
+    return i;
+  }
 };

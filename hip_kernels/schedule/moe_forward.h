@@ -36,7 +36,6 @@ struct MoeSchedule : MoeClaims<MoeWords> {
   u32 entry = 0, step = 0;  // the last one drawn; the step it belongs to
   Work in_hand;
   u32 built = 0;  // tiles of experts
-  u32 dealt = 0;  // of its share of the moves that are dealt
 
   DEVICE explicit MoeSchedule(const MoeParams& p) : MoeClaims(p) {}
 
@@ -98,11 +97,8 @@ struct MoeSchedule : MoeClaims<MoeWords> {
   }
   DEVICE u32 dealt_moves() const { return dealt_steps() ? p.layout.moves_end(dealt_steps() - 1) : 0; }
   DEVICE Work next_dealt() {
-    if (target::wg() >= p.movers) return {};
-    const u32 i = dealt * p.movers + target::wg();
-    if (i >= dealt_moves()) return {};
-    dealt++;
-    return p.layout.move(i);
+    const u32 n = dealt_moves(), i = deal(p.movers, n);
+    return i < n ? p.layout.move(i) : Work{};
   }
   DEVICE Claim next_move(u32 end) const {
     const u32 first = dealt_moves(), at = seen(MOVES, p.layout.one(MoeLayout::N_MOVES) - first), i = first + at;

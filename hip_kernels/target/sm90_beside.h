@@ -29,7 +29,7 @@ struct alignas(16) Piece {
   Work ends;
   u64 due, zero;
 };
-constexpr u32 PIECES_AT = SLOTS_AT + 96, PIECE_BARRIERS_AT = PIECES_AT + PIECES * sizeof(Piece);
+constexpr u32 PIECES_AT = SLOTS_AT + SLOTS_BYTES, PIECE_BARRIERS_AT = PIECES_AT + PIECES * sizeof(Piece);
 static_assert(PIECE_BARRIERS_AT + PIECES * 8 <= DYNAMIC_SHARED_BYTES && PIECES_AT % alignof(Piece) == 0);
 
 template <class Op> INLINE constexpr bool can_pull_beside() {

@@ -13,7 +13,7 @@ template <class Op> INLINE constexpr bool exchanges() {
   return requires(const typename Op::Params& p, const Work& w) { Op::partial(p, w, 0u); };
 }
 
-constexpr u32 PANELS_AT = SLOTS_AT + 96;  // barriers: a filled, a fetched and an empty one for each panel
+constexpr u32 PANELS_AT = SLOTS_AT + SLOTS_BYTES;  // barriers: a filled, a fetched and an empty one for each panel
 constexpr u32 WARPS = 4;                  // of a warpgroup: that many fill or empty a panel
 constexpr u32 MOST_PANELS = 4;            // of a warpgroup
 static_assert(PANELS_AT + 2 * MOST_PANELS * 3 * 8 <= DYNAMIC_SHARED_BYTES);

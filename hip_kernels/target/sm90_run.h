@@ -32,6 +32,8 @@ struct Slots {
   INLINE u32 soon() const { return at + 48; }                     // A's loader is nearly through
   INLINE u32 copied() const { return at + 56; }                   // the publisher has emptied the ring of a PULL
   INLINE u32 work(u32 n) const { return at + 64 + n % 2 * 16; }
+  INLINE u32 described(u32 n) const { return at + 96 + n % 2 * 8; }  // B's loader has said how large the tile is
+  INLINE u32 sizes(u32 n) const { return at + 112 + n % 2 * 16; }
   INLINE static u32 parity(u32 n) { return n / 2 % 2; }
 
   INLINE void init_all(bool published) const {
@@ -39,6 +41,7 @@ struct Slots {
       init(filled(i), 1);
       init(worked(i), WORKERS / 32);
       init(empty(i), published ? READERS : READERS - 1);
+      init(described(i), 1);
     }
     init(soon(), 1);
     init(copied(), 1);
@@ -47,6 +50,20 @@ struct Slots {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
                  ::"r"(work(n)), "r"(w.kind), "r"(w.chunk), "r"(w.row), "r"(w.part) : "memory");
     arrive(filled(n));  // what the decider has acquired, the others have with it
+  }
+  // Of a tile, all that workers need. Operators may have to look it up in memory, which the loaders do ahead of them. Said of
+  // every work before its slot is empty, so that nobody can miss a phase.
+  INLINE void describe(u32 n, const TileOperands& t) const {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+                 ::"r"(sizes(n)), "r"(t.rows), "r"(t.cols), "r"(t.K), "r"(t.lda) : "memory");
+    arrive(described(n));
+  }
+  INLINE TileOperands description(u32 n) const {
+    wait(described(n), parity(n));
+    TileOperands t = {};
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(t.rows), "=r"(t.cols), "=r"(t.K), "=r"(t.lda)
+                 : "r"(sizes(n)) : "memory");
+    return t;
   }
   INLINE bool is_filled(u32 n) const { return has_passed(filled(n), parity(n)); }
   INLINE Work get(u32 n) const {
@@ -59,7 +76,7 @@ struct Slots {
     return w;
   }
 };
-static_assert(SLOTS_AT + 96 <= DYNAMIC_SHARED_BYTES && SLOTS_AT % 16 == 0);
+static_assert(SLOTS_BYTES == 112 + 2 * 16 && SLOTS_AT + SLOTS_BYTES <= DYNAMIC_SHARED_BYTES && SLOTS_AT % 16 == 0);
 
 template <class Op> INLINE void decide(const typename Op::Params& p, const Slots& slots) {
   typename Op::Schedule schedule(p);
@@ -94,6 +111,9 @@ INLINE void load(const typename Op::Params& p, const Operands& o, const Slots& s
   RingAt at;
   for (u32 n = 0;; n++) {
     const Work w = slots.get(n);
+    TileOperands t = {};
+    if (is_tile(w.kind)) t = Op::operands(p, w);
+    if (!IS_A) slots.describe(n, t);
     arrive(slots.empty(n));
     if (w.kind == LEAVE) return;
     bool said = false;
@@ -113,7 +133,7 @@ INLINE void load(const typename Op::Params& p, const Operands& o, const Slots& s
       }
     };
     order_with_tma();  // others' stores of what is loaded now
-    if (is_tile(w.kind)) load_tile<Op, IS_A>(w, Op::operands(p, w), o, p.tile_n, shared, at, before);
+    if (is_tile(w.kind)) load_tile<Op, IS_A>(w, t, o, p.tile_n, shared, at, before);
     else load_moved<Op, IS_A>(schedule, w, shared, at, before);
     if (IS_A && !said) arrive(slots.soon());
   }
@@ -196,7 +216,7 @@ template <class Op, u32 N> INLINE void work(const typename Op::Params& p, const 
     if (speaks && !beside) arrive(slots.empty(n));
     if (w.kind == LEAVE) return;
     if (is_tile(w.kind)) {
-      const TileOperands t = Op::operands(p, w);
+      const TileOperands t = slots.description(n);
       if (!t.K) hand_over_zeros<Op>(p, w, t);
       else if (w.kind == HALF && halves<Op>(N)) build<Op, halves<Op>(N) ? N / 2 : N, N>(p, w, t, shared, at, panels);
       else build<Op, N, N>(p, w, t, shared, at, panels);

@@ -24,7 +24,7 @@ INLINE constexpr u32 stage_bytes(u32 n) { return (TILE_M + n) / PANEL * PANEL_BY
 constexpr u32 RING_BYTES = 4 * stage_bytes(TILE_N), WARP_PANEL = 16 * PANEL * 2;
 constexpr u32 RESULT_AT = RING_BYTES, CONTROL_AT = RESULT_AT + WORKERS / 32 * 2 * WARP_PANEL;
 constexpr u32 LOADED_AT = CONTROL_AT, READ_AT = LOADED_AT + 6 * 8;  // one barrier each a stage
-constexpr u32 SLOTS_AT = READ_AT + 6 * 8;
+constexpr u32 SLOTS_AT = READ_AT + 6 * 8, SLOTS_BYTES = 144;  // of the slots: sm90_run.h
 constexpr u32 DYNAMIC_SHARED_BYTES = 230400;
 static_assert(stages(192) * stage_bytes(192) <= RING_BYTES && stages(128) * stage_bytes(128) <= RING_BYTES);
 

@@ -11,11 +11,13 @@ struct MoeBackwardPlanner {
   DEVICE explicit MoeBackwardPlanner(const MoeBackwardParams& p) : p(p), l(p.layout), queue(p) {}
 
   using Segment = MoeBackwardQueue::Segment;
-  DEVICE void add(Kind kind, u32 piece, u32 count, Kind side = LEAVE, u32 side_piece = 0, u32 side_count = 0) {
-    if (!count && !side_count) return;
-    queue.put(segments++, Segment{entries, count, side_count, kind, side, piece, side_piece});
-    entries += count + side_count;
+  DEVICE void add(Kind kind, u32 piece, u32 count) {
+    if (!count) return;
+    queue.put(segments++, Segment{entries, count, kind, piece});
+    entries += count;
   }
+  DEVICE void add_rows(Kind kind, u32 piece) { add(kind, piece, queue.tiles(kind, queue.piece(piece).blocks)); }
+  DEVICE void add_weights(Kind kind, u32 piece) { add(kind, piece, queue.tiles(kind, 1)); }
 
   // Of round r, from the last expert down: `e` is where the round above has ended. Returns their number.
   DEVICE u32 add_pieces(u32 r, u32& e) {
@@ -33,18 +35,30 @@ struct MoeBackwardPlanner {
   DEVICE void add_round(u32 r, u32& e, bool first_round) {
     const u32 begin = pieces, n = add_pieces(r, e);
     const bool again = p.replays_all || (r + p.x_slots / p.round_rows) * p.round_rows < l.rows();
-    for (u32 i = begin; i < begin + n; i++) {
-      const u32 blocks = queue.piece(i).blocks;
-      add(QUANT, i, queue.tiles(QUANT, blocks));
-      if (again) add(GEMM1, i, queue.tiles(GEMM1, blocks));
-      add(DGRAD2, i, queue.tiles(DGRAD2, blocks), WGRAD2, i - 1, i > begin ? queue.tiles(WGRAD2, 1) : 0);
+    // The pieces' own work comes in three stages, each a piece behind the one before.
+    const u32 end = begin + n;
+    u32 behind = 0, added = begin;  // behind: entries of DGRAD2 behind those of `added`, whose WGRAD2 comes next
+    for (u32 i = begin; i < end + 2; i++) {
+      if (i < end) add_rows(QUANT, i);
+      if (again && i > begin && i <= end) add_rows(GEMM1, i - 1);
+      if (i < begin + 2) continue;
+      const u32 made = i - 2;
+      add_rows(DGRAD2, made);
+      if (made > added) behind += dgrad2_of(made);
+      while (added < made && behind >= p.lead) {
+        add_weights(WGRAD2, added);
+        behind -= dgrad2_of(++added);
+      }
     }
-    add(WGRAD2, begin + n - 1, queue.tiles(WGRAD2, 1));
+    while (added < end) add_weights(WGRAD2, added++);
     if (first_round) add_router();
-    for (u32 i = begin; i < begin + n; i++)
-      add(DGRAD1, i, queue.tiles(DGRAD1, queue.piece(i).blocks), WGRAD1, i, p.quants ? 0 : queue.tiles(WGRAD1, 1));
-    for (u32 i = begin; p.quants && i < begin + n; i++) add(WGRAD1, i, queue.tiles(WGRAD1, 1));
+    for (u32 i = begin; i < end; i++) {
+      add_rows(DGRAD1, i);
+      if (!p.quants) add_weights(WGRAD1, i);
+    }
+    for (u32 i = begin; p.quants && i < end; i++) add_weights(WGRAD1, i);
   }
+  DEVICE u32 dgrad2_of(u32 piece) const { return queue.tiles(DGRAD2, queue.piece(piece).blocks); }
   DEVICE void add_router() {
     const u32 rows = (p.tokens + l.tile_m - 1) / l.tile_m;
     if (p.own_ld) add(OWN_DX, 0, rows * p.cols_h);
@@ -62,8 +76,8 @@ struct MoeBackwardPlanner {
     for (u32 f = l.first_expert(me); f < own; f++) {
       if (l.expert_rows(f)) continue;
       queue.put(pieces, MoePiece{rows, 0, f - l.first_expert(me), 0, 1, 1});
-      if (!adds(p.d_down)) add(WGRAD2, pieces, queue.tiles(WGRAD2, 1));
-      if (!adds(p.d_gate_up)) add(WGRAD1, pieces, queue.tiles(WGRAD1, 1));
+      if (!adds(p.d_down)) add_weights(WGRAD2, pieces);
+      if (!adds(p.d_gate_up)) add_weights(WGRAD1, pieces);
       pieces++;
     }
     if (late) add_router();

@@ -41,10 +41,17 @@ WHAT_IT_SHOWS = {
 
 @dataclass(frozen=True)
 class Variant:
+    """None: as planned."""
+
     name: str
-    policy: str
+    policy: str | None
     order: str = "as_consumed"
-    movers: int | None = None  # None: as planned
+    movers: int | None = None
+    transport: str | None = None  # of gemm_rs
+
+    def of(self, case: Case) -> Case:
+        one = replace(case, policy=self.policy, order=self.order, movers=self.movers)
+        return replace(one, transport=self.transport, iters=1)
 
 
 @dataclass
@@ -64,25 +71,32 @@ class PolicyRow:
         return asdict(self) | {"ms": self.ms}
 
 
-def variants(op: str, ranks: int, workgroups: int, beside: bool = False) -> list[Variant]:
-    """All policies with the planned crew, the fixed crew of the paper, and all other orders with the shipped policy."""
-    found = [Variant(policy, policy) for policy in policies_of(op, beside)]
+def variants(op: str, ranks: int, workgroups: int, *, beside: bool = False, measured: bool = False) -> list[Variant]:
+    """What is shipped first: where links were measured the planned call, else one_way. Then all policies with the
+    planned crew, the fixed crew of the paper, and all other orders with its policy; gemm_rs as the paper's, by pull."""
+    pull = "pull" if op == "gemm_rs" else None
+    found = [Variant("planned", None)] if measured else []
+    found += [Variant(policy, policy, transport=pull) for policy in policies_of(op, beside)]
     by_paper = min(crew(FIXED_PER_PEER, ranks, workgroups), workgroups - 1)
-    found.append(Variant(f"fixed, {FIXED_PER_PEER} a peer", "fixed", movers=by_paper))
-    found += [Variant(order, "one_way", order) for order in ORDERS_OF[op][1:]]
+    found.append(Variant(f"fixed, {FIXED_PER_PEER} a peer", "fixed", movers=by_paper, transport=pull))
+    found += [Variant(order, "one_way", order, transport=pull) for order in ORDERS_OF[op][1:]]
     return found
 
 
 def run(
-    comm: Communicator, case: Case, rounds: int = 9, progress: bool = False, events: int = 4096
-) -> tuple[list[PolicyRow], float]:
-    """Measures every variant of `case`. Every rank calls it; results are alike on all: (rows, how much of the error
-    bound was used)."""
-    found = variants(case.op, comm.ranks, comm.workgroups, comm.device.beside)
-    cases = {v: replace(case, policy=v.policy, order=v.order, movers=v.movers, iters=1) for v in found}
-    used = _check(comm, cases)
-    operator = validate.judge_of(case)
-    inputs = validate.on_device(comm, case)
+    comm: Communicator, cases: Sequence[Case], rounds: int = 9, progress: bool = False, events: int = 4096
+) -> list[tuple[list[PolicyRow], float]]:
+    """Measures every variant of each case. Every rank calls it; results are alike on all: of each case its rows, and
+    how much of the error bound was used."""
+    return [_run(comm, case, rounds, progress, events) for case in cases]
+
+
+def _run(comm: Communicator, case: Case, rounds: int, progress: bool, events: int) -> tuple[list[PolicyRow], float]:
+    device = comm.device
+    found = variants(case.op, comm.ranks, comm.workgroups, beside=device.beside, measured=device.link is not None)
+    cases = {v: v.of(case) for v in found}
+    operator, inputs = validate.judge_of(case), validate.on_device(comm, case)
+    used = _check(comm, cases, inputs)
     outputs = {
         name: comm.device.xp.empty(shape, np.uint16) for name, shape in operator.outputs(case, comm.rank).items()
     }
@@ -98,22 +112,23 @@ def run(
     return rows, used
 
 
-def _check(comm: Communicator, cases: dict[Variant, Case]) -> float:
+def _check(comm: Communicator, cases: dict[Variant, Case], inputs: dict[str, Any]) -> float:
     """Raises ValueError, on all ranks, when a variant is wrong or has other bits than the first."""
     first = next(iter(cases.values()))
     flops = 2 * max(first.m, 1) * first.n * first.k
     small = replace(first, rows=tuple(min(r, 64) for r in first.rows), n=min(first.n, 128), k=min(first.k, 128))
     used, kept = 0.0, None
     for variant, case in cases.items():
-        judged = case if flops <= CHECKED_FLOPS else replace(small, policy=case.policy, order=case.order)
+        judged = case if flops <= CHECKED_FLOPS else replace(variant.of(small), movers=None)
         outcome = validate.run(comm, replace(judged, repeats=1))
-        bits = validate.bits_of(comm, case)
+        bits = validate.bits_of(comm, case, inputs)
         same = kept is None or all(np.array_equal(bits[name], kept[name]) for name in bits)
         kept = kept or bits
         every = comm.allgather((outcome.passed, same, outcome.over_bound, outcome.problems))
         if not all(passed and same for passed, same, _, _ in every):
-            problems = [problem for *_, of_rank in every for problem in of_rank] or ["other bits than one_way"]
-            raise ValueError(f"bench policies: {case.op}, {variant.name}: {problems[0]}")
+            problems = [problem for *_, of_rank in every for problem in of_rank]
+            what = problems[0] if problems else f"other bits than {next(iter(cases)).name}"
+            raise ValueError(f"bench policies: {case.op}, {variant.name}: {what}")
         used = max(used, *(over for _, _, over, _ in every))
     return used
 
@@ -164,31 +179,42 @@ def table(rows: Sequence[PolicyRow]) -> tuple[list[str], list[list[str]]]:
     return header, lines
 
 
-def write_csv(rows: Sequence[PolicyRow], case: Case, device: str, path: Path) -> None:
-    """Every sample, one a line."""
+def write_csv(found: Sequence[tuple[Case, Sequence[PolicyRow]]], device: str, path: Path) -> None:
+    """Every sample of every case, one a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         out = csv.writer(file)
-        out.writerow("op device ranks m n k variant policy order movers round ms".split())
-        for row in rows:
-            v = row.variant
-            for i, ms in enumerate(row.samples):
-                fixed = [case.op, device, case.ranks, case.m, case.n, case.k]
-                out.writerow([*fixed, v.name, v.policy, v.order, v.movers or "planned", i, f"{ms:.5f}"])
+        out.writerow("op device ranks m n k variant policy order movers transport round ms".split())
+        for case, rows in found:
+            fixed = [case.op, device, case.ranks, case.m, case.n, case.k]
+            for row in rows:
+                v = row.variant
+                chosen = [v.policy or "planned", v.order, v.movers or "planned", v.transport or "planned"]
+                for i, ms in enumerate(row.samples):
+                    out.writerow([*fixed, v.name, *chosen, i, f"{ms:.5f}"])
 
 
-def draw(rows: Sequence[PolicyRow], title: str, note: str, path: Path) -> None:
-    """A bar a variant with its samples; where the time went beside it, if that is known."""
+def draw(found: Sequence[tuple[Case, Sequence[PolicyRow]]], title: str, note: str, path: Path) -> None:
+    """A row of panels a case: a bar a variant with its samples; where the time went beside it, if that is known."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("the plot needs matplotlib: pip install 'kosmos-raw[plot]'") from error
-    traced = rows[0].shares is not None
-    figure = Figure(figsize=(11 if traced else 7, 1.6 + 0.42 * len(rows)), layout="constrained")
+    traced = found[0][1][0].shares is not None
+    height = 1.2 + sum(0.8 + 0.36 * len(rows) for _, rows in found)
+    figure = Figure(figsize=(11 if traced else 7, height), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(1, 2 if traced else 1, sharey=True, squeeze=False)[0]
-    at = np.arange(len(rows))
+    every = figure.subplots(len(found), 2 if traced else 1, sharey="row", squeeze=False)
+    for (case, rows), panels in zip(found, every, strict=True):
+        _draw_case(case, rows, panels)
+    figure.suptitle(title + (f"\n{note}" if note else ""), fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+
+
+def _draw_case(case: Case, rows: Sequence[PolicyRow], panels: Any) -> None:
+    at, traced = np.arange(len(rows)), rows[0].shares is not None
     names = [row.variant.name for row in rows]
     colours = ["#117733" if i == 0 else "#88CCEE" if row.variant.order == "as_consumed" else "#DDAA33"
                for i, row in enumerate(rows)]  # fmt: skip
@@ -197,7 +223,8 @@ def draw(rows: Sequence[PolicyRow], title: str, note: str, path: Path) -> None:
         panels[0].plot(row.samples, [y] * len(row.samples), "|", color="black", markersize=7)
     panels[0].set_yticks(at, names)
     panels[0].invert_yaxis()
-    panels[0].set_xlabel("ms a call of the slowest rank: median, and every sample")
+    panels[0].set_title(f"M={case.m} N={case.n} K={case.k}", fontsize=9, loc="left")
+    panels[0].set_xlabel("ms a call of the slowest rank: median, and every sample", fontsize=8)
     if traced:
         left = np.zeros(len(rows))
         for share, colour in zip(SHARES, ("#332288", "#44AA99", "#A8A8A8", "#E8E8E8"), strict=True):
@@ -206,6 +233,3 @@ def draw(rows: Sequence[PolicyRow], title: str, note: str, path: Path) -> None:
             left += part
         panels[1].set_xlabel("% of all WGs' time, one traced call")
         panels[1].legend(ncols=4, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
-    figure.suptitle(title + (f"\n{note}" if note else ""), fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)

@@ -236,7 +236,7 @@ MOE_BACKWARD = _more(
     ("aux_grad", "f4"),
     *((name, "u4") for name in "round_rows replays_all router_copies router_ld own_ld piece_cap".split()),
     *((name, "u4") for name in "cols_h cols_i cols_2i cols_s rows_h rows_2i rows_2s rows_r tile_m".split()),
-    *((name, "u4") for name in "quants tail".split()),
+    *((name, "u4") for name in "quants lead".split()),
 )
 MOE_BACKWARD_COPIES = tuple("dy dy_columns h_columns dpre dpre_columns".split())
 MOE_BACKWARD_MXFP8 = _more(

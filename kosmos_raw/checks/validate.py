@@ -110,11 +110,12 @@ def call_once(comm: Communicator, case: Case) -> None:
     comm.synchronize()
 
 
-def bits_of(comm: Communicator, case: Case) -> dict[str, np.ndarray]:
-    """The bits of every output of one call, not checked: to compare one way of doing it with another."""
+def bits_of(comm: Communicator, case: Case, inputs: Arrays | None = None) -> dict[str, np.ndarray]:
+    """The bits of every output of one call, not checked: to compare one way of doing it with another. `inputs`: those
+    of on_device, where there are many ways."""
     operator, xp = judge_of(case), comm.device.xp
-    outputs = {name: xp.zeros(shape, np.uint16) for name, shape in operator.outputs(case, comm.rank).items()}
-    operator.call(comm, case, on_device(comm, case), outputs)
+    outputs = {name: xp.full(shape, POISON, np.uint16) for name, shape in operator.outputs(case, comm.rank).items()}
+    operator.call(comm, case, on_device(comm, case) if inputs is None else inputs, outputs)
     comm.synchronize()
     return {name: _to_numpy(array) for name, array in outputs.items()}
 

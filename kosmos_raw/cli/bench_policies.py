@@ -23,19 +23,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, shapes: Sequence[Shape] | None) -> int:
-    for shape in shapes or [SHAPE]:
-        case = Case(tuple(split_rows(shape.m, args.ranks)), shape.n, shape.k, args.op)
-        options = {"ranks": args.ranks, "device": args.device, "workgroups": args.workgroups}
-        results = launch(policies.run, case, args.rounds, not args.json, arena_bytes=arena_bytes([case]), **options)
-        rows, used = results[0]
-        title = f"{args.op} on {args.device}: {args.ranks} ranks, M={shape.m} N={shape.n} K={shape.k}"
-        note = policies.WHAT_IT_SHOWS.get(args.device, "")
-        if args.csv:
-            policies.write_csv(rows, case, args.device, args.csv)
-        if args.png:
-            policies.draw(rows, title, note, args.png)
+    shapes = shapes or [SHAPE]
+    cases = [Case(tuple(split_rows(shape.m, args.ranks)), shape.n, shape.k, args.op) for shape in shapes]
+    options = {"ranks": args.ranks, "device": args.device, "workgroups": args.workgroups}
+    results = launch(policies.run, cases, args.rounds, not args.json, arena_bytes=arena_bytes(cases), **options)
+    found = [(case, rows) for case, (rows, _) in zip(cases, results[0], strict=True)]
+    title = f"{args.op} on {args.device}: {args.ranks} ranks"
+    note = policies.WHAT_IT_SHOWS.get(args.device, "")
+    if args.csv:
+        policies.write_csv(found, args.device, args.csv)
+    if args.png:
+        policies.draw(found, title, note, args.png)
+    for shape, (rows, used) in zip(shapes, results[0], strict=True):
         if args.json:
             print_json({"shape": asdict(shape), "over_bound": used, "rows": [row.as_dict() for row in rows]})
-        else:
-            print(f"{title}; equal bits, at {used:.2f} of the error bound\n\n{table(*policies.table(rows))}\n\n{note}")
+            continue
+        print(f"{title}, M={shape.m} N={shape.n} K={shape.k}; equal bits, at {used:.2f} of the error bound\n")
+        print(f"{table(*policies.table(rows))}\n\n{note}")
     return 0

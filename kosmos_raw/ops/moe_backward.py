@@ -143,7 +143,7 @@ class MoEBackward:
     def _fill_tiles(self, p: Any) -> None:
         tile, f = self.plan.forward.tile, self.plan.forward
         hidden, both, shared = f.config.hidden, 2 * f.width, f.shared_width
-        p["tile_m"], p["tile_n"], p["tail"] = tile.m, tile.n, f.workgroups
+        p["tile_m"], p["tile_n"], p["lead"] = tile.m, tile.n, f.workgroups
         columns = {"cols_h": hidden, "cols_i": f.width, "cols_2i": both, "cols_s": shared}
         rows = {"rows_h": hidden, "rows_2i": both, "rows_2s": 2 * shared, "rows_r": int(p["router_rows"])}
         for widths, height in ((columns, tile.n), (rows, tile.m)):

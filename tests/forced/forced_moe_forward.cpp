@@ -60,7 +60,7 @@ static void run_mutant(u32 me, target::Box& box, bool decides) {
     case CREW_WAITS_FOR_SENDS: return run_wg<With<Lawless<READY_SENDS>>>(p, box, decides);
     case CREW_WAITS_FOR_CREDIT: return run_wg<With<Lawless<READY_MOVES>>>(p, box, decides);
     case FOLD_BEFORE_ROWS: return run_wg<With<Impatient<rows_of_fold>>>(p, box, decides);
-    case FORGETS_WHAT_IS_DEALT: return run_wg<With<ForgetsWhatIsDealt>>(p, box, decides);
+    case FORGETS_WHAT_IS_DEALT: return run_wg<With<ForgetsWhatIsDealt<MoeSchedule>>>(p, box, decides);
     case LANDS_EARLY: return run_wg<With<LandsEarly>>(p, box, decides);
     case SHARED2_BEFORE_SHARED1: return run_wg<With<Impatient<all_of<SHARED2>>>>(p, box, decides);
     case FOLD_BEFORE_SHARED: return run_wg<With<Impatient<shared_of_fold>>>(p, box, decides);

@@ -131,7 +131,7 @@ inline CopyParams backward_params(u32 me, u32 launch) {
   p.senders = own.below(H.wgs + 1);
   // Whether products are of copies is the layer's; in how many parts they are made, a rank's own business.
   p.quants = mix(H.seed, 'Q', launch) % 2 ? 1 + own.below(3) : 0;
-  p.tail = mix(H.seed, 'T', launch) % 5;
+  p.lead = mix(H.seed, 'T', launch) % 5;
   p.tile_k = c.tile_m + mix(H.seed, 'Z', launch) % 2;
   p.x_copy_at = offset(r.x_copy);
   p.dy_copy = (Vec16*)r.dy_copy;

@@ -202,33 +202,39 @@ template <BackwardRule WITHOUT> struct Unruly : BackwardSchedule {
   }
 };
 
+// A push into a slot that has been used waits for it, and is claimed when it is its turn.
+struct DealsUsedSlots : BackwardSchedule {
+  using BackwardSchedule::BackwardSchedule;
+  Work next_work() {
+    all_dealt = p.movers ? p.layout.one(MoeLayout::N_MOVES) : 0;
+    return BackwardSchedule::next_work();
+  }
+};
+
 // --- the work ---
 
+// The main queue's segments in another order: order(add, n) calls add(i) for each of the n segments.
+template <class Order> void reorder(const MoeBackwardQueue& queue, Order order) {
+  const u32 n = (u32)queue.at(MoeBackwardQueue::N_SEGMENTS);
+  MoeBackwardQueue::Segment all[512];
+  u32 m = 0, begin = 0;
+  order([&](u32 i) { all[m++] = queue.segment(i); }, n);
+  for (u32 i = 0; i < m; begin += all[i++].count) {
+    all[i].begin = begin;
+    queue.put(i, all[i]);
+  }
+}
 // All entries of one kind stand in front of all others.
 template <Kind FIRST> struct Reordered : CopyingMoeBackward {
   static void move(const Schedule& s, const Work& w) {
     CopyingMoeBackward::move(s, w);
     if (w.kind != PLAN) return;
     const MoeBackwardQueue queue(s.p);
-    const u32 n = (u32)queue.at(MoeBackwardQueue::N_SEGMENTS);
-    MoeBackwardQueue::Segment all[512];
-    u32 m = 0;
-    const auto add = [&](bool wanted) {
-      for (u32 i = 0; i < n; i++) {
-        const auto x = queue.segment(i);
-        const auto keep = [&](Kind k, u32 piece, u32 count) {
-          if (count && (k == FIRST) == wanted) all[m++] = {0, count, 0, k, LEAVE, piece, 0};
-        };
-        keep(x.kind, x.piece, x.count);
-        keep(x.side, x.side_piece, x.side_count);
-      }
-    };
-    add(true);
-    add(false);
-    for (u32 i = 0, begin = 0; i < m && i < queue.segment_cap(); begin += all[i++].count) {
-      all[i].begin = begin;
-      queue.put(i, all[i]);
-    }
+    reorder(queue, [&](auto add, u32 n) {
+      for (u32 others = 0; others < 2; others++)
+        for (u32 i = 0; i < n; i++)
+          if ((queue.segment(i).kind != FIRST) == others) add(i);
+    });
   }
 };
 // Copies of a piece stand in front of what reads them.
@@ -237,15 +243,14 @@ struct QuantBehindDgrad2 : CopyingMoeBackward {
     CopyingMoeBackward::move(s, w);
     if (w.kind != PLAN) return;
     const MoeBackwardQueue queue(s.p);
-    for (u32 i = 0, n = (u32)queue.at(MoeBackwardQueue::N_SEGMENTS); i + 1 < n; i++) {
-      auto x = queue.segment(i), next = queue.segment(i + 1);
-      if (x.kind != QUANT) continue;
-      next.begin = x.begin;
-      x.begin += next.count + next.side_count;
-      queue.put(i, next);
-      queue.put(i + 1, x);
-      if (next.kind == DGRAD2) i++;  // else it comes behind what replays, and then behind that
-    }
+    reorder(queue, [&](auto add, u32 n) {
+      for (u32 i = 0; i < n; i++) {
+        const auto x = queue.segment(i);
+        if (x.kind != QUANT) add(i);
+        for (u32 j = 0; j < i && x.kind == DGRAD2; j++)
+          if (const auto y = queue.segment(j); y.kind == QUANT && y.piece == x.piece) add(j);
+      }
+    });
   }
 };
 // An expert without rows has a gradient too.
@@ -296,7 +301,7 @@ struct LeavesGaps : CopyingMoeBackward {
       Vec16* to = g.ring_dy(w.chunk, w.row) + (u64)(l.start(me, e) + i - tile * l.tile_m) * words;
       for (u32 c = 0; c < words; c++) {
         const Vec16 v = target::read(s.p.dout + token * words + c);
-        target::write(to + c, s.p.routing.weigh_inputs ? v : weighted(v, float_in(target::read(s.p.choices + slot))));
+        target::write(to + c, s.p.routing.weigh_inputs ? v : SourceRow{nullptr, float_in(target::read(s.p.choices + slot)), true}.weighted(v));
       }
     }
   }

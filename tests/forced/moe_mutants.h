@@ -118,15 +118,6 @@ struct CreditsMoveWithTheShape : Credits {
     finish_with(w, w.row + p.x_slots, [&](u32 q) { return credit(q, p.g.rank, w.row); }, p.g.epoch);
   }
 };
-// Moves that are dealt are made by those who have them, and by nobody else.
-struct ForgetsWhatIsDealt : MoeSchedule {
-  using MoeSchedule::MoeSchedule;
-  Work next_work() {
-    dealt = 1 << 20;
-    return MoeSchedule::next_work();
-  }
-};
-
 // The owner of tokens is told of the last rows, not of the first.
 struct LandsEarly : MoeSchedule {
   using MoeSchedule::MoeSchedule;
@@ -222,7 +213,7 @@ struct LeavesPadding : MoeForward {
       Vec16* to = rows.ring_x(w.chunk, w.row) + (u64)(l.start(me, e) + i - tile * l.tile_m) * rows.words;
       for (u32 c = 0; c < rows.words; c++) {
         const Vec16 v = target::read(s.p.x + token * rows.words + c);
-        target::write(to + c, s.p.routing.weigh_inputs ? weighted(v, float_in(target::read(s.p.choices + token))) : v);
+        target::write(to + c, s.p.routing.weigh_inputs ? SourceRow{nullptr, float_in(target::read(s.p.choices + token)), true}.weighted(v) : v);
       }
     }
   }

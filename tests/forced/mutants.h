@@ -74,3 +74,12 @@ template <class To> struct FourBeside {
 template <class Op> struct StoresSumsBeside : Op {
   static auto sums_to(const typename Op::Params& p, const Work& w) { return FourBeside{Op::sums_to(p, w)}; }
 };
+
+// Moves that are dealt are made by those who have them, and by nobody else.
+template <class S> struct ForgetsWhatIsDealt : S {
+  using S::S;
+  Work next_work() {
+    this->dealt = 1 << 20;
+    return S::next_work();
+  }
+};

@@ -229,6 +229,8 @@ MUTATIONS = {
         ("OWN_BEFORE_FILLER", "DEADLOCK", {}),
         ("CREW_WAITS_FOR_SENDS", "DEADLOCK", {}),
         ("CREW_WAITS_FOR_SLOTS", "DEADLOCK", {}),
+        ("FORGETS_WHAT_IS_DEALT", "DEADLOCK", {}),
+        ("DEALS_USED_SLOTS", "DEADLOCK", {}),
         ("PUSHES_RISE", "DEADLOCK", {}),
         ("SENDS_RISE", "DEADLOCK", {}),
         ("WGRAD2_FIRST", "DEADLOCK", {}),

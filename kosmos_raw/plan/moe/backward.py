@@ -71,7 +71,7 @@ class MoeBackwardPlan:
 
     @property
     def piece_words(self) -> int:
-        return 4 + 3 * self.piece_cap + 3 * (6 * self.piece_cap + SPARE_SEGMENTS)
+        return 4 + 3 * self.piece_cap + 2 * (6 * self.piece_cap + SPARE_SEGMENTS)
 
     def router_ld(self, given_weights: bool) -> int:
         """Columns of one copy of dlogits."""
