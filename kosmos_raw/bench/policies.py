@@ -29,9 +29,12 @@ from ..plan.heuristics import crew
 from ..plan.shapes import ORDERS_OF
 from ..ranks.communicator import Communicator
 from ..trace import decode, summarise
+from .cuda_ops import alternate
 
 FIXED_PER_PEER = 8  # the fixed crew of table 2
 CHECKED_FLOPS = 4e9  # up to which float64 on one core is quick
+CALLS = 10  # of a GPU between two looks at its clock
+FILLED, FILLS = 1 << 28, 64  # bytes, and how often: 5 ms or more of an H200
 SHARES = ("building", "moving", "waiting", "idle")
 WHAT_IT_SHOWS = {
     "cpu": "WGs are threads that share cores: shares say who waits for whom, milliseconds say little of a GPU.",
@@ -136,24 +139,37 @@ def _check(comm: Communicator, cases: dict[Variant, Case], inputs: dict[str, Any
 def _alternate(
     comm: Communicator, calls: dict[Variant, Callable[[], None]], rounds: int, progress: bool
 ) -> dict[Variant, list[float]]:
-    """Milliseconds a call of the slowest rank. The first round warms up."""
-    device, dice = comm.device, random.Random(0)
-    many = 10 if device.queues_launches else 1  # between two looks at the clock: the host runs ahead of a GPU
-    order = list(calls)
+    """Milliseconds a call of the slowest rank. The first round, or two, warms up."""
+    if comm.device.queues_launches:
+        return _alternate_queued(comm, calls, rounds)
+    dice, order = random.Random(0), list(calls)
     samples: dict[Variant, list[float]] = {variant: [] for variant in calls}
     for round_ in tqdm(range(rounds + 1), disable=None if progress and comm.rank == 0 else True, leave=False):
         dice.shuffle(order)
         for variant in order:
-            comm.synchronize()
             comm.barrier()
             start = time.perf_counter()
-            for _ in range(many):
-                calls[variant]()
-            comm.synchronize()
-            slowest = max(comm.allgather((time.perf_counter() - start) / many * 1e3))
+            calls[variant]()
+            slowest = max(comm.allgather((time.perf_counter() - start) * 1e3))
             if round_:
                 samples[variant].append(slowest)
     return samples
+
+
+def _alternate_queued(
+    comm: Communicator, calls: dict[Variant, Callable[[], None]], rounds: int
+) -> dict[Variant, list[float]]:
+    """The device's own time of calls that lie in its queue before the first one begins."""
+    device, by_name = comm.device, {variant.name: call for variant, call in calls.items()}
+    filler = device.xp.empty(FILLED if device.link else 1, np.uint8)
+
+    def start_together(_mode: str) -> None:
+        for _ in range(FILLS):  # meanwhile the host queues what follows
+            device.zero(device.address_of(filler), filler.nbytes)
+        next(iter(calls.values()))()  # in which ranks meet
+
+    samples = alternate(comm, by_name, rounds, start_together, {"steady": CALLS})
+    return {variant: samples[variant.name, "steady"] for variant in calls}
 
 
 def _shares(comm: Communicator, case: Case, events: int) -> tuple[dict[str, float], int]:

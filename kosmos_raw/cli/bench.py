@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
             f"bench {args.what}: dtype is {args.dtype}, want bf16; mxfp8 is for {', '.join(CHECKED)}, or all"
         )
     if args.what == "policies":
-        return bench_policies.run(args, _shapes(args) if args.shapes or args.device == "cuda" else None)
+        given = args.shapes or args.device == "cuda"
+        return bench_policies.run(args, shapes_of(args.op, args.shapes) if given else None)
     if args.device == "emulated":
         raise ValueError(f"bench {args.what}: the emulator's time says nothing of a GPU; take --device cpu or cuda")
     if args.what in bench_moe.OPS:
