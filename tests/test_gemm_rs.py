@@ -117,9 +117,11 @@ def check_patterns(got):
 
 
 HOST = """
+#include "{folder}/schedule/chunks.h"
 #include "{folder}/work/reduce.h"
 extern "C" unsigned has_arrived(u64 word) {{ return arrived(word); }}
 extern "C" unsigned rounded(float x) {{ return to_bf16(x); }}
+extern "C" u64 begin(u64 at, u64 n, unsigned part, unsigned parts) {{ return part_begin(at, n, part, parts); }}
 extern "C" void sum(Vec16* to, Vec16* const* from, unsigned ranks, u64 words) {{
   Group g{{}};
   g.ranks = ranks;
@@ -130,12 +132,31 @@ extern "C" void sum(Vec16* to, Vec16* const* from, unsigned ranks, u64 words) {{
 """
 
 
+def _host_library(tmp_path):
+    source = tmp_path / "host.cpp"
+    source.write_text(HOST.format(folder=sources.folder()))
+    return ctypes.CDLL(str(zig.shared_library(source)))
+
+
+def test_parts_cover_all_words_and_begin_with_whole_kib(tmp_path):
+    """What a link is asked for begins with a line of memory; nothing is left out, and nothing is moved twice."""
+    begin = _host_library(tmp_path).begin
+    begin.argtypes, begin.restype = [ctypes.c_uint64] * 2 + [ctypes.c_uint] * 2, ctypes.c_uint64
+    rng = np.random.default_rng(11)
+    for at, n, parts in [(0, 0, 3), (5, 1, 7), (63, 64, 2), (0, 1 << 24, 396), (1 << 33, 1 << 31, 1 << 15)] + [
+        (int(rng.integers(1 << 20)), int(rng.integers(1 << int(rng.integers(24)))), int(rng.integers(1, 500)))
+        for _ in range(200)
+    ]:
+        begins = [begin(at, n, part, parts) for part in range(parts + 1)]
+        assert begins[0] == 0 and begins[-1] == n and begins == sorted(begins)
+        assert all((at + word) % 64 == 0 for word in begins[1:-1] if 0 < word < n), (at, n, parts)
+        assert max(np.diff(begins)) <= n // parts + 64  # nearly equal
+
+
 def test_every_pattern_through_the_reduction(tmp_path):
     """What reaches staging comes out as it is, -0.0, subnormals and infinities too; any NaN comes out as 0x7fc0. Only
     the sentinel, in any of the four places of a word, is "not here"; and no float is ever rounded to it."""
-    source = tmp_path / "patterns.cpp"
-    source.write_text(HOST.format(folder=sources.folder()))
-    library = ctypes.CDLL(str(zig.shared_library(source)))
+    library = _host_library(tmp_path)
     library.has_arrived.argtypes, library.rounded.argtypes = [ctypes.c_uint64], [ctypes.c_float]
     library.sum.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint64]
     others = [0x7FC0, params.SENTINEL + 1, 0, 0xFFFF]

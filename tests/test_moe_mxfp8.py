@@ -232,17 +232,17 @@ OF_NEXT = """
     const u32 byte = BYTE;
     block_e4m3(x, inverse_scale(byte), elements);
     put_mxfp8(to, line + row, k + block * MX_BLOCK, elements, byte);"""
-READ = "four[j] = slot == NOBODY || word >= rows.words ? Vec16{} : change(slot, target::read(from(slot) + word));"
+READ = "four[j] = word < rows.words ? from.weighted(from.read(word)) : Vec16{};"
 WEIGHED_LATE = """
-          four[j] = slot == NOBODY || word >= rows.words ? Vec16{} : target::read(from(slot) + word);
-          if (j < 3 || slot == NOBODY) continue;
+          four[j] = word < rows.words ? from.read(word) : Vec16{};
+          if (j < 3 || !from.at) continue;
           u32 x[MX_BLOCK], elements[MX_BLOCK / 4];
           for (u32 i = 0; i < MX_BLOCK; i++) x[i] = bf16_in(four[i / 8], i % 8) << 16;
           const float scale = scale_value(quantize_block(x, SCALE_UP, elements));
           for (u32 i = 0; i < 4; i++) {
             float y[8];
             for (u32 c = 0; c < 8; c++) y[c] = scale * from_e4m3(elements[2 * i + c / 4] >> c % 4 * 8 & 255);
-            four[i] = change(slot, eight_bf16(y));
+            four[i] = from.weighted(eight_bf16(y));
           }"""
 QUANTIZE_H = "quantize_along(mx.h, first, column, p.layout.rows_in(w.row), columns / MX_BLOCK,"
 H_OF_FP32 = """
@@ -256,8 +256,10 @@ H_OF_FP32 = """
         put_block(mx.h, first + r, k, x);
       }
     (void)("""
-NOBODY_S = READ.replace("slot == NOBODY || ", "").replace("(slot", "(slot == NOBODY ? 0 : slot")
-PAST_A_LINE = READ.replace(" || word >= rows.words", "").replace("+ word", "+ word % rows.words")
+NOBODY_S = READ.replace(
+    "from.weighted(from.read(word))", "from.at ? from.weighted(from.read(word)) : target::read(x + word)"
+)
+PAST_A_LINE = "four[j] = from.weighted(from.read(word % rows.words));"
 RULE = "quantize_block(x, SCALE_UP, elements)"
 ROWS, COPY = "work/moe_mxfp8.h", "work/mx_copy.h"
 # What is replaced by what; which copies it makes wrong; whether results are out of their bounds.

@@ -332,14 +332,14 @@ def test_gradient_descent_lowers_a_loss_as_in_bf16() -> None:
 
 ROWS, ROLES = "work/moe_backward_mxfp8.h", "kernels/moe_backward.h"
 PUSH = "quantize_across(x_columns(w.chunk), 0, slot_k(w.row) + first"
-NOBODY = "return slot == NOBODY ? 0 : change(slot, Vec16{target::read((const u64*)from(slot) + four), 0}).lo;"
+NOBODY = "return from.at ? from.weighted(Vec16{target::read((const u64*)from.at + four), 0}).lo : 0;"
 ALONG = "four[j] = target::read(dpre + (u64)row * (p.I / 4) + block * 4 + j);"
 # What is replaced by what; which copies it makes wrong; whether results are out of their bounds.
 BUGS = {
     "columns of padding repeat a row": (
         ROWS,
         NOBODY,
-        NOBODY.replace("slot == NOBODY ? 0 : ", "").replace("(slot", "(slot == NOBODY ? 0 : slot"),
+        NOBODY.replace(" : 0;", " : target::read((const u64*)p.x + four);"),
         {"x_columns"},
         False,  # but where such a row is larger than those of its block
     ),

@@ -33,8 +33,8 @@ struct BulkRs {
   static constexpr bool STAGED = false;
   DEVICE static Addends addends(const Schedule& s, const Work& w) {
     const Params& p = s.p;
-    const u64 words = p.width / 8, n = p.m.rows(p.g.rank) * words;
-    return {p.out, p.x_of, p.m.first[p.g.rank] * words, n * w.part / p.slices, n * (w.part + 1) / p.slices};
+    const u64 words = p.width / 8, n = p.m.rows(p.g.rank) * words, first = p.m.first[p.g.rank] * words;
+    return {p.out, p.x_of, first, part_begin(first, n, w.part, p.slices), part_begin(first, n, w.part + 1, p.slices)};
   }
   DEVICE static void move(const Schedule& s, const Work& w) {
     const Params& p = s.p;

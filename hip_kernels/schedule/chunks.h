@@ -16,6 +16,16 @@ struct Chunks {
 };
 static_assert(sizeof(Chunks) == 48);
 
+// Where part `part` of n words begins, which lie from word `at` of memory on and are cut in `parts` nearly equal parts; part ==
+// parts: where they end. Cut at whole KiB, for what is moved from between two lines of memory asks for both of them: bulk_rs
+// on two H200s took 0.164 ms so, and 0.120 where its parts happened to be whole.
+constexpr u32 CUT_WORDS = 64;
+DEVICE inline u64 part_begin(u64 at, u64 n, u32 part, u32 parts) {
+  if (part == parts) return n;
+  const u64 cut = (at + n * part / parts) / CUT_WORDS * CUT_WORDS;
+  return cut > at ? cut - at : 0;
+}
+
 struct TileAt { u32 row, column; };
 
 // Tile i of `rows` tile rows, in groups of `height` of them; inside a group the row changes fastest. So tiles that are

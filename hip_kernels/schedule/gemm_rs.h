@@ -137,8 +137,8 @@ struct GemmRsSchedule {
   DEVICE Span span(const Work& w) const {
     const u64 words = p.N / 8, first = (u64)w.row * p.band_tile_rows * p.m.tile_m;
     const u64 left = p.m.rows(p.g.rank) - first, band = (u64)p.band_tile_rows * p.m.tile_m;
-    const u64 n = (left < band ? left : band) * words;
-    return {first * words + n * w.part / p.slices, first * words + n * (w.part + 1) / p.slices};
+    const u64 n = (left < band ? left : band) * words, at = partials_at() + first * words;
+    return {first * words + part_begin(at, n, w.part, p.slices), first * words + part_begin(at, n, w.part + 1, p.slices)};
   }
   DEVICE u64 partials_at() const { return p.staging.buffer_at() + (u64)p.m.first[p.g.rank] * (p.N / 8); }
 

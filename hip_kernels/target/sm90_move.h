@@ -41,7 +41,7 @@ struct BlockStages {
 struct AddendStages {
   const Addends& a;
   u32 ranks, words;  // of one rank in a stage
-  INLINE AddendStages(const Addends& a, u32 ranks, u32 n) : a(a), ranks(ranks), words(stage_words(n) / ranks) {}
+  INLINE AddendStages(const Addends& a, u32 ranks, u32 n) : a(a), ranks(ranks), words(stage_words(n) / ranks / CUT_WORDS * CUT_WORDS) {}
   INLINE u32 count() const { return (u32)((a.end - a.begin + words - 1) / words); }
   INLINE u32 in(u32 stage) const {
     const u64 left = a.end - a.begin - (u64)stage * words;

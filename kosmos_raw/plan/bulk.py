@@ -14,8 +14,8 @@ from .link import (
     Pulls,
     adding_beside_us,
     choose,
+    joining,
     reducing,
-    saturating,
     table_pulls,
     whole_pulls,
 )
@@ -177,7 +177,7 @@ def plan_bulk_rs(
         if beside:
             movers = max_movers = crew.movers  # nobody joins agents
         chosen = choose(link, grid.tiles, (m,), n, k, grid.workgroups, moved, movers, halves=split == 1, beside=beside)
-        most = max(chosen.movers, saturating(link, grid.workgroups)) if max_movers is None else max_movers
+        most = max(chosen.movers, joining(grid.workgroups)) if max_movers is None else max_movers
         crew, tile = Crew.choose(op, shape, ranks, grid, policy, chosen.movers, most), chosen.tile
         halved = chosen.halved if split == 1 else 0
     slices = max(1, min(4 * crew.max_movers, nbytes // least))
