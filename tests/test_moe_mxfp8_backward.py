@@ -333,13 +333,14 @@ def test_gradient_descent_lowers_a_loss_as_in_bf16() -> None:
 ROWS, ROLES = "work/moe_backward_mxfp8.h", "kernels/moe_backward.h"
 PUSH = "quantize_across(x_columns(w.chunk), 0, slot_k(w.row) + first"
 NOBODY = "return from.at ? from.weighted(Vec16{target::read((const u64*)from.at + four), 0}).lo : 0;"
+FIRST = "SourceRow{p.x, float_in(target::read(p.choices)), p.routing.weigh_inputs != 0}"  # of the first choice
 ALONG = "four[j] = target::read(dpre + (u64)row * (p.I / 4) + block * 4 + j);"
 # What is replaced by what; which copies it makes wrong; whether results are out of their bounds.
 BUGS = {
     "columns of padding repeat a row": (
         ROWS,
         NOBODY,
-        NOBODY.replace(" : 0;", " : target::read((const u64*)p.x + four);"),
+        NOBODY.replace(" : 0;", f" : {FIRST}.weighted(Vec16{{target::read((const u64*)p.x + four), 0}}).lo;"),
         {"x_columns"},
         False,  # but where such a row is larger than those of its block
     ),

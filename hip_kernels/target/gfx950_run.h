@@ -78,9 +78,9 @@ template <class Op> struct Director {
     else return {TILE, w.chunk, w.row, w.part};
   }
 
-  // Where there are two streams, arguments are read again for each tile: to keep them takes the last vector register.
-  DEVICE TileOperands operands(const Work& w) const {
-    if constexpr (many_elements<Op>()) return Op::operands(where_they_lie(p), w);
+  // Where there are two streams, arguments are read again for each tile of MXFP8: to keep them takes the last vector register.
+  template <Element E> DEVICE TileOperands operands(const Work& w) const {
+    if constexpr (many_elements<Op>() && E == MXFP8) return Op::operands(where_they_lie(p), w);
     else return Op::operands(p, w);
   }
 
@@ -97,7 +97,7 @@ template <class Op> struct Director {
   template <class T> DEVICE void turn(T& stream) {
     goes_on = take(next);
     if (!goes_on) return stream.turn_off();
-    loading = operands(next);
+    loading = operands<T::ELEMENT>(next);
     stream.turn(loading, layout_of<Op>(next.kind));
   }
   // All waves have waited for their stores of the last tile in this one's second step, and met.
@@ -111,7 +111,7 @@ template <class Op> struct Director {
   template <class T> DEVICE Work stream(T& tiles, const Work& first) {
     Work now = first;
     last = {};
-    loading = operands(now);
+    loading = operands<T::ELEMENT>(now);
     tiles.start(loading, layout_of<Op>(now.kind));
     for (;;) {
       tiles.begin(layout_of<Op>(now.kind));

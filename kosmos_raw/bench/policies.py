@@ -26,7 +26,7 @@ from ..checks import tracing, validate
 from ..checks.operators import Case
 from ..plan.crew import policies_of
 from ..plan.heuristics import crew
-from ..plan.shapes import ORDERS_OF
+from ..plan.shapes import ORDERS_OF, split_rows
 from ..ranks.communicator import Communicator
 from ..trace import decode, summarise
 from .cuda_ops import alternate
@@ -36,6 +36,7 @@ CHECKED_FLOPS = 4e9  # up to which float64 on one core is quick
 CALLS = 10  # of a GPU between two looks at its clock
 FILLED, FILLS = 1 << 28, 64  # bytes, and how often: 5 ms or more of an H200
 SHARES = ("building", "moving", "waiting", "idle")
+CHOSEN = ("policy", "movers", "transport")  # columns that may say "planned"
 WHAT_IT_SHOWS = {
     "cpu": "WGs are threads that share cores: shares say who waits for whom, milliseconds say little of a GPU.",
     "emulated": "Milliseconds are the emulator's: they say nothing of a GPU.",
@@ -210,20 +211,38 @@ def write_csv(found: Sequence[tuple[Case, Sequence[PolicyRow]]], device: str, pa
                     out.writerow([*fixed, v.name, *chosen, i, f"{ms:.5f}"])
 
 
+def read_csv(path: Path) -> list[tuple[Case, list[PolicyRow]]]:
+    """What write_csv wrote."""
+    found: dict[Case, dict[Variant, PolicyRow]] = {}
+    with path.open() as file:
+        for line in csv.DictReader(file):
+            m, n, k, ranks = (int(line[name]) for name in ("m", "n", "k", "ranks"))
+            policy, movers, transport = (None if line[x] == "planned" else line[x] for x in CHOSEN)
+            variant = Variant(line["variant"], policy, line["order"], int(movers) if movers else None, transport)
+            rows = found.setdefault(Case(tuple(split_rows(m, ranks)), n, k, line["op"]), {})
+            rows.setdefault(variant, PolicyRow(variant, [])).samples.append(float(line["ms"]))
+    return [(case, list(rows.values())) for case, rows in found.items()]
+
+
 def draw(found: Sequence[tuple[Case, Sequence[PolicyRow]]], title: str, note: str, path: Path) -> None:
-    """A row of panels a case: a bar a variant with its samples; where the time went beside it, if that is known."""
+    """A bar a variant with its samples, a panel a case; where the time went beside it, if that is known."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("the plot needs matplotlib: pip install 'kosmos-raw[plot]'") from error
     traced = found[0][1][0].shares is not None
-    height = 1.2 + sum(0.8 + 0.36 * len(rows) for _, rows in found)
-    figure = Figure(figsize=(11 if traced else 7, height), layout="constrained")
+    across = 1 if traced else min(3, len(found))
+    lines = -(-len(found) // across)
+    height = 1.2 + lines * (0.8 + 0.3 * max(len(rows) for _, rows in found))
+    figure = Figure(figsize=(11 if traced else 3.5 + 3.5 * across, height), layout="constrained")
     FigureCanvasAgg(figure)
-    every = figure.subplots(len(found), 2 if traced else 1, sharey="row", squeeze=False)
-    for (case, rows), panels in zip(found, every, strict=True):
+    every = figure.subplots(lines, 2 if traced else across, sharey="row", squeeze=False)
+    places = list(every) if traced else [[panel] for panel in every.flat]
+    for (case, rows), panels in zip(found, places, strict=False):
         _draw_case(case, rows, panels)
+    for panel in every.flat[len(found) * (1 + traced) :]:
+        panel.set_visible(False)
     figure.suptitle(title + (f"\n{note}" if note else ""), fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
@@ -238,9 +257,9 @@ def _draw_case(case: Case, rows: Sequence[PolicyRow], panels: Any) -> None:
     for y, row in zip(at, rows, strict=True):
         panels[0].plot(row.samples, [y] * len(row.samples), "|", color="black", markersize=7)
     panels[0].set_yticks(at, names)
-    panels[0].invert_yaxis()
+    panels[0].set_ylim(len(rows) - 0.5, -0.5)
     panels[0].set_title(f"M={case.m} N={case.n} K={case.k}", fontsize=9, loc="left")
-    panels[0].set_xlabel("ms a call of the slowest rank: median, and every sample", fontsize=8)
+    panels[0].set_xlabel("ms a call of the slowest rank: median, every sample", fontsize=8)
     if traced:
         left = np.zeros(len(rows))
         for share, colour in zip(SHARES, ("#332288", "#44AA99", "#A8A8A8", "#E8E8E8"), strict=True):

@@ -43,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--repeats", type=int, default=100, help="operators: calls whose bits must agree (100)")
     parser.add_argument("--png", type=Path, help="operators and policies: draw what was measured")
-    parser.add_argument("--redraw", type=Path, metavar="CSV", help="operators: measure nothing, show what is there")
+    parser.add_argument(
+        "--redraw", type=Path, metavar="CSV", help="operators and policies: measure nothing, show what is there"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda", "emulated"), default="cpu", help="emulated: policies alone")
     parser.add_argument(
         "--shapes",

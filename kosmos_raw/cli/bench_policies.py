@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from ..bench import policies
 from ..bench.llama3 import Shape
@@ -24,20 +23,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, shapes: Sequence[Shape] | None) -> int:
     shapes = shapes or [SHAPE]
-    cases = [Case(tuple(split_rows(shape.m, args.ranks)), shape.n, shape.k, args.op) for shape in shapes]
-    options = {"ranks": args.ranks, "device": args.device, "workgroups": args.workgroups}
-    results = launch(policies.run, cases, args.rounds, not args.json, arena_bytes=arena_bytes(cases), **options)
-    found = [(case, rows) for case, (rows, _) in zip(cases, results[0], strict=True)]
-    title = f"{args.op} on {args.device}: {args.ranks} ranks"
+    if args.redraw:
+        found, used = policies.read_csv(args.redraw), None
+    else:
+        cases = [Case(tuple(split_rows(shape.m, args.ranks)), shape.n, shape.k, args.op) for shape in shapes]
+        options = {"ranks": args.ranks, "device": args.device, "workgroups": args.workgroups}
+        results = launch(policies.run, cases, args.rounds, not args.json, arena_bytes=arena_bytes(cases), **options)
+        found = [(case, rows) for case, (rows, _) in zip(cases, results[0], strict=True)]
+        used = max(of_bound for _, of_bound in results[0])
+    title = f"{found[0][0].op} on {args.device}: {found[0][0].ranks} ranks"
     note = policies.WHAT_IT_SHOWS.get(args.device, "")
-    if args.csv:
+    if args.csv and not args.redraw:
         policies.write_csv(found, args.device, args.csv)
     if args.png:
         policies.draw(found, title, note, args.png)
-    for shape, (rows, used) in zip(shapes, results[0], strict=True):
+    for case, rows in found:
         if args.json:
-            print_json({"shape": asdict(shape), "over_bound": used, "rows": [row.as_dict() for row in rows]})
-            continue
-        print(f"{title}, M={shape.m} N={shape.n} K={shape.k}; equal bits, at {used:.2f} of the error bound\n")
-        print(f"{table(*policies.table(rows))}\n\n{note}")
+            sizes = {"m": case.m, "n": case.n, "k": case.k}
+            print_json({"shape": sizes, "over_bound": used, "rows": [row.as_dict() for row in rows]})
+        else:
+            print(f"{title}, M={case.m} N={case.n} K={case.k}\n\n{table(*policies.table(rows))}\n")
+    if not args.json:
+        print("\n".join(filter(None, [used and f"equal bits, at most {used:.2f} of the error bound", note])))
     return 0
