@@ -1,12 +1,8 @@
-"""kosmos_raw.trace on traces made by hand, by hypothesis, and by a small simulator of ag_gemm."""
+"""kosmos_raw.trace on traces made by hand, by hypothesis, and by a small simulator of ag_gemm: spans and numbers."""
 
 from __future__ import annotations
 
-import heapq
 import json
-import random
-import sys
-from collections import defaultdict
 from itertools import pairwise
 
 import numpy as np
@@ -15,123 +11,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kosmos_raw.build.params import EVENTS, KINDS
-from kosmos_raw.cli import trace as cli_trace
-from kosmos_raw.cli.main import main
-from kosmos_raw.trace import (
-    MOE_BACKWARD_PHASES,
-    MOE_FORWARD_PHASES,
-    Span,
-    Trace,
-    decode,
-    decode_rank,
-    draw_timeline,
-    summarise,
-    to_perfetto,
-    write_perfetto,
-)
+from kosmos_raw.trace import Span, Trace, decode, decode_rank, summarise, to_perfetto
 from kosmos_raw.trace.events import ROLES
-from kosmos_raw.trace.timeline import COLOURS
-
-CLAIMED, READY, DONE, PLACED = range(4)
-LEAVE, PULL, TILE, DRAIN = (KINDS.index(kind) for kind in ("leave", "pull", "tile", "drain"))
-
-Work = tuple[int, int, int, int]  # kind, chunk, row, part
-Mark = tuple[int, int, Work]  # ticks, event, work
-LEFT: Work = (LEAVE, 0, 0, 0)
-
-
-def raw(rows: list[list[Mark]], trace_events: int) -> np.ndarray:
-    """What a kernel writes: one row of marks for each in `rows`, cut where the row is full."""
-    out = np.zeros((len(rows), trace_events, 2), np.uint64)
-    for i, row in enumerate(rows):
-        for n, (ticks, event, (kind, chunk, row_idx, part)) in enumerate(row[:trace_events]):
-            out[i, n] = ticks, event << 62 | kind << 56 | chunk << 48 | row_idx << 24 | part
-    return out
-
-
-def work(w: Work, claimed: int, ready: int, done: int) -> list[Mark]:
-    return [(claimed, CLAIMED, w), (ready, READY, w), (done, DONE, w)]
-
-
-def simulated_ag_gemm(
-    ranks: int = 8,
-    wgs: int = 4,
-    movers: int = 2,
-    tile_rows: int = 4,
-    columns: int = 4,
-    pull: int = 500,
-    seed: int = 1,
-) -> list[np.ndarray]:
-    """The marks that hip_kernels/schedule/ag_gemm.h would leave: movers pull, then build. pull: ticks of one pull."""
-    rng = random.Random(seed)
-    peers = ranks - 1
-    marks: list[list[list[Mark]]] = [[[] for _ in range(wgs)] for _ in range(ranks)]
-    begins = [[1_000_000 + rng.randrange(200) + 60 * rank + 15 * wg for wg in range(wgs)] for rank in range(ranks)]
-    landed: list[dict[tuple[int, int], int]] = [{} for _ in range(ranks)]
-    now = [list(times) for times in begins]
-    reads_done = [0] * ranks  # when the last peer has read this rank's rows
-    for rank in range(ranks):  # pulls wait for the source to have started, and for nothing else
-        stride = min(movers, peers)
-        for mover in range(stride):
-            mine = [(rank + 1 + i) % ranks for i in range(mover, peers, stride)]
-            for row in range(tile_rows):
-                for q in mine:
-                    claimed = now[rank][mover]
-                    ready = max(claimed + 6, begins[q][0] + 40)
-                    done = ready + rng.randrange(pull * 9 // 10, pull * 11 // 10)
-                    marks[rank][mover] += work((PULL, q, row, 0), claimed, ready, done)
-                    landed[rank][q, row] = done
-                    reads_done[q] = max(reads_done[q], done)
-                    now[rank][mover] = done + 5
-    for rank in range(ranks):
-        order = [(rank, row) for row in range(tile_rows)]
-        order += [((rank + 1 + i) % ranks, row) for row in range(tile_rows) for i in range(peers)]
-        queue: list[Work] = [(TILE, q, row, column) for q, row in order for column in range(columns)]
-        queue += [(DRAIN, rank, 0, 0)] if peers else []
-        heap = [(t, wg) for wg, t in enumerate(now[rank])]
-        heapq.heapify(heap)
-        while heap:
-            claimed, wg = heapq.heappop(heap)
-            if not queue:
-                marks[rank][wg].append((claimed, CLAIMED, LEFT))
-                continue
-            w = queue.pop(0)
-            kind, q, row, _ = w
-            inputs = reads_done[rank] if kind == DRAIN else landed[rank].get((q, row), 0)
-            ready = max(claimed + 4, inputs + 8)
-            done = ready + (2 if kind == DRAIN else rng.randrange(820, 940))
-            marks[rank][wg] += work(w, claimed, ready, done)
-            heapq.heappush(heap, (done + 6, wg))
-    return [raw(rows, 1 + max(len(row) for row in rows)) for rows in marks]
-
-
-SIMULATED_RATE = 1e8
-
-
-def two_rows(*lives: list[tuple[Work, int, int, int]], left: int, worker_ready: bool) -> list[list[Mark]]:
-    """The marks of WGs whose workers write a row of their own; the decider is ready 1 tick before they begin."""
-    rows: list[list[Mark]] = []
-    for life in lives:
-        decides = [m for w, claimed, ready, _ in life for m in ((claimed, CLAIMED, w), (ready - 1, READY, w))]
-        works = [
-            m
-            for w, _, ready, done in life
-            for m in ((ready, READY, w), (done, DONE, w))
-            if worker_ready or m[1] == DONE
-        ]
-        rows += [[*decides, (left, CLAIMED, LEFT)], works]
-    return rows
-
-
-A_PULL: Work = (PULL, 1, 2, 3)
-A_TILE: Work = (TILE, 5, 70_000, 4)
-A_DRAIN: Work = (DRAIN, 0, 0, 0)
-ONE_WG = [
-    *work(A_PULL, 100, 110, 150),
-    *work(A_TILE, 155, 160, 200),
-    *work(A_DRAIN, 201, 231, 232),
-    (240, CLAIMED, LEFT),
-]
+from tests.traces import (
+    A_DRAIN,
+    A_PULL,
+    A_TILE,
+    CLAIMED,
+    DONE,
+    DRAIN,
+    LEFT,
+    ONE_WG,
+    PULL,
+    READY,
+    SIMULATED_RATE,
+    TILE,
+    Mark,
+    Work,
+    check_perfetto,
+    raw,
+    simulated_ag_gemm,
+    two_rows,
+    work,
+)
 
 
 def test_events_and_roles_are_those_of_the_kernels():
@@ -388,142 +290,9 @@ def test_times_of_a_wg_sum_to_its_life(lives, trace_events, two, ahead):
     check_perfetto(to_perfetto(trace))
 
 
-def check_perfetto(data: dict) -> dict[tuple[int, int], list[dict]]:
-    """What ui.perfetto.dev needs: names, whole slices, in order, never half over another. Gives slices by thread."""
-    events = data["traceEvents"]
-    assert {e["ph"] for e in events} <= {"M", "X", "i"}
-    timed = [e for e in events if e["ph"] != "M"]
-    assert events == [e for e in events if e["ph"] == "M"] + timed  # names first
-    assert all(a["ts"] <= b["ts"] for a, b in pairwise(timed)) and all(e["ts"] >= 0 for e in timed)
-    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
-    assert len({tid for _, tid in named}) == len(named) and not {tid for _, tid in named} & {pid for pid, _ in named}
-    threads = defaultdict(list)
-    for e in timed:
-        assert (e["pid"], e["tid"]) in named and e["pid"] > 0 and e["tid"] > 0
-        if e["ph"] == "X":
-            assert e["dur"] >= 0 and set(e["args"]) == {"chunk", "row", "part"}
-            threads[e["pid"], e["tid"]].append(e)
-    for slices in threads.values():
-        for a, b in pairwise(slices):
-            assert round(a["ts"] * 1e3) + round(a["dur"] * 1e3) <= round(b["ts"] * 1e3)
-    return threads
-
-
-def test_perfetto_of_a_whole_launch(tmp_path):
-    trace = decode(simulated_ag_gemm(), SIMULATED_RATE)
-    write_perfetto(trace, tmp_path / "out.json")
-    data = json.loads((tmp_path / "out.json").read_text())
-    threads = check_perfetto(data)
-    assert len(threads) == 8 * 4
-    slices = [e for of_thread in threads.values() for e in of_thread]
-    count = {kind: sum(e["name"] == kind for e in slices) for kind in ("pull", "tile", "drain")}
-    assert count == {"pull": 8 * 7 * 4, "tile": 8 * 8 * 4 * 4, "drain": 8}
-    assert any(e["name"] == "wait for pull" and e["cat"] == "wait" for e in slices)
-    names = {e["args"]["name"] for e in data["traceEvents"] if e["name"] == "process_name"}
-    assert names == {f"rank {rank}" for rank in range(8)}
-    switches = [e for e in data["traceEvents"] if e["ph"] == "i"]
-    assert len(switches) == 16 and {e["name"] for e in switches} == {"mover to builder"}
-
-
-def test_the_die_of_a_wg(fonts):
-    """Where a device has several, a row begins with the die; it is no claim, and names the WG in pictures."""
-    rows = [[(100, PLACED, (LEAVE, 0, 0, 5)), *work((TILE, 0, 0, 1), 110, 120, 300), (310, CLAIMED, LEFT)], []]
-    trace = decode([raw(rows, 8)], 1e6)
-    first, silent = trace.ranks[0].wgs
-    assert (first.die, silent.die) == (5, None) and first.t_first == 10e-6 and len(first.spans) == 1
-    names = [e["args"]["name"] for e in to_perfetto(trace)["traceEvents"] if e["name"] == "thread_name"]
-    assert names == ["WG 0, die 5", "WG 1"]
-    figure = draw_timeline(trace)
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["0 / 5", "1"]
-    assert any(text.get_text() == "WG / die" for text in figure.axes[0].texts)
-    assert not any(text.get_text() == "WG" for text in figure.axes[0].texts)
-
-
-def test_perfetto_marks_the_end_of_a_full_row():
-    data = to_perfetto(decode([raw([ONE_WG], 4)], 1.0))
-    check_perfetto(data)
-    assert [e["name"] for e in data["traceEvents"] if e["ph"] == "i"] == ["mover to builder", "trace full"]
-    assert "full" in data["otherData"]["notes"]
-
-
 def test_summary_of_a_whole_launch():
     s = summarise(decode(simulated_ag_gemm(), SIMULATED_RATE))
     assert len(s.switches) == 16 and {x.wg for x in s.switches} == {0, 1}
     assert s.times.shares()["building"] > 0.8 and s.notes == []
     slow = summarise(decode(simulated_ag_gemm(pull=5000), SIMULATED_RATE))
     assert slow.times.shares()["waiting"] > 10 * s.times.shares()["waiting"]
-
-
-def colours_of(path) -> set[tuple[int, ...]]:
-    pixels = pytest.importorskip("matplotlib.image").imread(path)
-    return set(map(tuple, np.unique((pixels[::3, ::3, :3] * 255).astype(int).reshape(-1, 3), axis=0)))
-
-
-@pytest.fixture(scope="module")
-def fonts():
-    """matplotlib keeps the files of its fonts open; one picture opens them before a test counts open files."""
-    pytest.importorskip("matplotlib")
-    draw_timeline(decode(simulated_ag_gemm(2), SIMULATED_RATE)).canvas.draw()
-
-
-@pytest.mark.parametrize("ranks, wgs", [(1, 2), (2, 1), (8, 4), (2, 64)])
-def test_picture(tmp_path, fonts, ranks, wgs):
-    trace = decode(simulated_ag_gemm(ranks, wgs, movers=max(1, wgs // 4), tile_rows=2, columns=3), SIMULATED_RATE)
-    figure = draw_timeline(trace, tmp_path / "out.png", title="ag_gemm, simulated")
-    assert (tmp_path / "out.png").read_bytes()[:4] == b"\x89PNG"
-    solid = [tuple(int(c[i : i + 2], 16) for i in (1, 3, 5)) for c in COLOURS[:ranks]]
-    assert set(solid) <= colours_of(tmp_path / "out.png")
-    words = [text.get_text() for text in figure.texts]
-    assert "ag_gemm, simulated" in words
-    assert any("of 64 WGs of each rank are shown" in word for word in words) == (ranks * wgs > 64)
-
-
-def test_moe_forward_is_drawn_by_its_phases(tmp_path, fonts, capsys, monkeypatch):
-    """The roles of the paper's Figure 1 (B)."""
-    drawn = []
-    monkeypatch.setattr(cli_trace, "draw_timeline", lambda *a, **k: drawn.append((a[0], draw_timeline(*a, **k))))
-    small = "--device cpu --mode threads --ranks 2 --model DeepSeek-V3 --scale 64 --tokens 70 --workgroups 3"
-    files = [tmp_path / "moe.json", tmp_path / "moe.png"]
-    assert main(["trace", "moe_forward", *small.split(), "-o", str(files[0]), "--png", str(files[1])]) == 0
-    names = {event.get("name", "").split()[0] for event in json.loads(files[0].read_text())["traceEvents"]}
-    assert set("route topk scan plan sort push gemm1 gemm2 send fold shared1 shared2".split()) <= names, names
-    assert "mover to builder" in capsys.readouterr().out and files[1].read_bytes()[:4] == b"\x89PNG"
-    ((trace, figure),) = drawn
-    assert set(MOE_FORWARD_PHASES) <= _labels(figure) and "rank 0" not in _labels(figure)
-    plain = draw_timeline(trace)
-    assert "rank 0" in _labels(plain) and not set(MOE_FORWARD_PHASES) & _labels(plain)
-
-
-def test_moe_backward_is_drawn_by_its_phases(tmp_path, fonts, capsys, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(cli_trace, "draw_timeline", lambda *a, **k: drawn.append(draw_timeline(*a, **k)))
-    small = "--device cpu --mode threads --ranks 2 --model DeepSeek-V3 --scale 64 --tokens 70 --workgroups 3"
-    png = tmp_path / "moe.png"
-    assert main(["trace", "moe_backward", *small.split(), "--rings", "smallest", "--png", str(png)]) == 0
-    text = capsys.readouterr().out
-    kinds = {line.split()[0] for line in text.split("by kind")[1].split("role switches")[0].splitlines()[1:] if line}
-    wanted = (
-        "plan push gemm1 dgrad2 wgrad2 wgrad1 dgrad1 send fold dweight shared_d2 shared_w2 shared_w1 own_dx router_dw"
-    )
-    assert set(wanted.split()) <= kinds, kinds  # gemm1: of rounds that are replayed
-    assert kinds.isdisjoint({"route", "gemm2", "topk"})  # its forward is not in it
-    assert set(MOE_BACKWARD_PHASES) <= _labels(drawn[0]) and png.read_bytes()[:4] == b"\x89PNG"
-    of_phases = {kind for kinds in MOE_BACKWARD_PHASES.values() for kind in kinds}
-    assert {kind for kind in kinds if kind in ROLES} == of_phases & kinds  # no mover or builder without a colour
-
-
-def _labels(figure):
-    return {text.get_text() for legend in figure.legends for text in legend.get_texts()}
-
-
-def test_picture_of_a_trace_that_is_not_whole_says_so(tmp_path, fonts):
-    figure = draw_timeline(decode([raw([ONE_WG], 4)], 1.0), tmp_path / "out.png")
-    assert any("not whole: rank 0" in text.get_text() for text in figure.texts)
-    with pytest.raises(ValueError, match="no marks to draw"):
-        draw_timeline(decode([raw([[]], 4)], 1.0))
-
-
-def test_picture_without_matplotlib_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install 'kosmos-raw\[plot\]'"):
-        draw_timeline(decode([raw([ONE_WG], 12)], 1.0))
