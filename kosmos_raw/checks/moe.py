@@ -21,6 +21,7 @@ from ..numerics.tolerance import Comparison, compare
 from ..ops.moe_forward import MoELayer
 from ..ops.moe_saved import MoESaved
 from ..ops.moe_weights import MoEWeights
+from ..plan.moe.backward import plan_moe_backward
 from ..plan.moe.config import MoEConfig
 from ..plan.moe.forward import OP, MoeForwardPlan, kernel_of, plan_moe_forward
 from ..plan.moe.sizes import Rings
@@ -87,8 +88,16 @@ class MoeCase:
 def arena_bytes(case: MoeCase, tile: Tile) -> int:
     """Room for the layer of `case`, one like it with rings that hold all, and a backward of either."""
     plans = [case.plan(tile, replace(case, rings=rings).rings_for(tile)) for rings in (case.rings, "all")]
-    backward = max(4 * p.tile.m * p.rings.x_slots * p.depth * 2 + 2 * p.combine_bytes for p in plans)
-    return sum(p.arena_bytes for p in plans) + backward
+    # What backwards keep may grow, and then lies twice.
+    return sum(p.arena_bytes for p in plans) + 2 * max(_backward_bytes(p) for p in plans)
+
+
+def _backward_bytes(plan: MoeForwardPlan) -> int:
+    """Of a layer's backward; 0 where it can have none."""
+    try:
+        return plan_moe_backward(plan).arena_bytes
+    except ValueError:
+        return 0
 
 
 def own_weights(case: MoeCase, w: Weights, rank: int, xp: Any) -> MoEWeights:
