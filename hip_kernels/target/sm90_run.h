@@ -1,7 +1,8 @@
 // sm_90a: the loop. Four threads of warpgroup 0 and the 256 workers go through the same works in the same order:
 //
 //   decider    asks the schedule, waits for inputs, puts the work into a slot
-//   loaders    bring operands into the ring, one A and one B, or what is moved; run ahead as far as the ring goes
+//   loaders    bring operands into the ring, one A and one B, or what is moved; run ahead as far as the ring goes. B's says how
+//              large a tile is
 //   workers    multiply and store, or add, or whatever else is no copy
 //   publisher  stores copies, waits for all stores, and publishes: workers never wait for a fence. Or it moves beside
 //              them (sm90_beside.h, and with its whole warp sm90_beside_sums.h)
