@@ -19,10 +19,9 @@ static_assert(sizeof(Chunks) == 48);
 // Where part `part` of n words begins, which lie from word `at` of memory on and are cut in `parts` nearly equal parts; part ==
 // parts: where they end. Cut at whole KiB, for what is moved from between two lines of memory asks for both of them: bulk_rs
 // on two H200s took 0.164 ms so, and 0.120 where its parts happened to be whole.
-constexpr u32 CUT_WORDS = 64;
 DEVICE inline u64 part_begin(u64 at, u64 n, u32 part, u32 parts) {
   if (part == parts) return n;
-  const u64 cut = (at + n * part / parts) / CUT_WORDS * CUT_WORDS;
+  const u64 cut = (at + n * part / parts) / target::CUT_WORDS * target::CUT_WORDS;
   return cut > at ? cut - at : 0;
 }
 

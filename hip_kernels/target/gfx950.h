@@ -15,7 +15,7 @@
 namespace target {
 constexpr u32 GATED = 16;  // so that one thread has both sums, of every target's matrix instructions
 constexpr u32 WG_THREADS = 512, WAVE = 64;
-constexpr u32 COPY_BATCH = 8;
+constexpr u32 COPY_BATCH = 8, CUT_WORDS = 64;
 static_assert(COPY_BATCH * 16 * WG_THREADS == 64 << 10);  // bytes that a mover has on their way
 constexpr u32 TRACE_ROWS = 1;  // rows of Group::trace that one WG writes
 constexpr u32 DIES = 8;        // each with an L2 of its own

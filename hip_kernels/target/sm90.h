@@ -10,6 +10,7 @@ namespace target {
 constexpr u32 GATED = 16;  // so that one thread has both sums, of every target's matrix instructions
 constexpr u32 WG_THREADS = 384, WORKERS = 256, FIRST_WORKER = WG_THREADS - WORKERS;
 constexpr u32 COPY_BATCH = 16;  // 64 KiB of all workers
+constexpr u32 CUT_WORDS = 64;
 constexpr u32 DIES = 1;
 constexpr u32 MULTIPLIES_MXFP8 = 0;  // WGMMA has no scales of blocks
 constexpr u32 TRACE_ROWS = 3;   // rows of Group::trace that one WG writes: the decider's, that of who ends works, the mover's beside

@@ -16,6 +16,7 @@
 //   uniform(x)                     x, which is the same in all lanes: where that cannot be seen, it saves registers
 //   GATED                          gate rows, then as many up rows, alternate in weights of a gated product; see tile_operands.h
 //   COPY_BATCH                     words of 16 bytes that a lane has on their way at a time when it copies
+//   CUT_WORDS                      words of 16 bytes at whose multiples what is moved is cut in parts: whole lines of memory
 //   Converts                       conversions that the target has instructions for, and may lack; see where they are used
 //   moved(bytes)                   called with what was read of peers; the host counts it, others do not
 //   MULTIPLIES_MXFP8               0: its tile does not know MXFP8; who moves or quantises then makes BF16 of it (work/mx_move.h)
