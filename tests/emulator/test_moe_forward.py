@@ -47,7 +47,7 @@ def test_layers(case: moe.MoeCase, options: emulator.Options, emulated) -> None:
 INPUTS = MoEConfig(136, 152, 5, 2, score="sigmoid", weight_on="input", shared_width=16)  # two K steps of each product
 
 
-# Not slow, though a minute long: a build whose operands of SHARED2 the compiler had lost was seen nowhere else.
+@pytest.mark.slow  # a minute to translate; a build whose operands of SHARED2 the compiler had lost was seen here alone
 @pytest.mark.parametrize(
     ("case", "options"),
     [
