@@ -63,6 +63,13 @@ def test_bench_policies_measures_every_policy_and_order(tmp_path, capsys):
     lines = files[0].read_text().splitlines()
     assert len(lines) == 1 + 2 * len(rows) and files[1].read_bytes().startswith(b"\x89PNG")
 
+    assert main(["bench", "policies", "--redraw", str(files[0]), "--device", "cuda", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert [row["variant"] for row in again["rows"]] == [row["variant"] for row in rows]
+    assert [row["ms"] for row in again["rows"]] == pytest.approx([row["ms"] for row in rows], abs=1e-5)
+    device, ((case, _),) = policies.read_csv(files[0])
+    assert (device, case) == ("cpu", Case((150, 150), 100, 64, "gemm_rs"))
+
 
 def _wrong(comm):
     """A variant of other bits than the first."""

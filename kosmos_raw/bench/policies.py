@@ -211,17 +211,18 @@ def write_csv(found: Sequence[tuple[Case, Sequence[PolicyRow]]], device: str, pa
                     out.writerow([*fixed, v.name, *chosen, i, f"{ms:.5f}"])
 
 
-def read_csv(path: Path) -> list[tuple[Case, list[PolicyRow]]]:
-    """What write_csv wrote."""
-    found: dict[Case, dict[Variant, PolicyRow]] = {}
+def read_csv(path: Path) -> tuple[str, list[tuple[Case, list[PolicyRow]]]]:
+    """What write_csv wrote: the device, and its cases."""
+    device, found = "", dict[Case, dict[Variant, PolicyRow]]()
     with path.open() as file:
         for line in csv.DictReader(file):
+            device = line["device"]
             m, n, k, ranks = (int(line[name]) for name in ("m", "n", "k", "ranks"))
             policy, movers, transport = (None if line[x] == "planned" else line[x] for x in CHOSEN)
             variant = Variant(line["variant"], policy, line["order"], int(movers) if movers else None, transport)
             rows = found.setdefault(Case(tuple(split_rows(m, ranks)), n, k, line["op"]), {})
             rows.setdefault(variant, PolicyRow(variant, [])).samples.append(float(line["ms"]))
-    return [(case, list(rows.values())) for case, rows in found.items()]
+    return device, [(case, list(rows.values())) for case, rows in found.items()]
 
 
 def draw(found: Sequence[tuple[Case, Sequence[PolicyRow]]], title: str, note: str, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from ..bench import policies
 from ..bench.llama3 import Shape
@@ -22,27 +23,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, shapes: Sequence[Shape] | None) -> int:
-    shapes = shapes or [SHAPE]
+    shapes, device = shapes or [SHAPE], args.device
+    used: list[float | None]  # of the error bound
     if args.redraw:
-        found, used = policies.read_csv(args.redraw), None
+        device, found = policies.read_csv(args.redraw)
+        shapes = [Shape(f"{case.m}x{case.n}x{case.k}", case.m, case.n, case.k) for case, _ in found]
+        used = [None] * len(found)
     else:
         cases = [Case(tuple(split_rows(shape.m, args.ranks)), shape.n, shape.k, args.op) for shape in shapes]
-        options = {"ranks": args.ranks, "device": args.device, "workgroups": args.workgroups}
+        options = {"ranks": args.ranks, "device": device, "workgroups": args.workgroups}
         results = launch(policies.run, cases, args.rounds, not args.json, arena_bytes=arena_bytes(cases), **options)
         found = [(case, rows) for case, (rows, _) in zip(cases, results[0], strict=True)]
-        used = max(of_bound for _, of_bound in results[0])
-    title = f"{found[0][0].op} on {args.device}: {found[0][0].ranks} ranks"
-    note = policies.WHAT_IT_SHOWS.get(args.device, "")
-    if args.csv and not args.redraw:
-        policies.write_csv(found, args.device, args.csv)
+        used = [of_bound for _, of_bound in results[0]]
+        if args.csv:
+            policies.write_csv(found, device, args.csv)
+    title = f"{found[0][0].op} on {device}: {found[0][0].ranks} ranks"
+    note = policies.WHAT_IT_SHOWS.get(device, "")
     if args.png:
         policies.draw(found, title, note, args.png)
-    for case, rows in found:
+    for shape, (_, rows), over in zip(shapes, found, used, strict=True):
         if args.json:
-            sizes = {"m": case.m, "n": case.n, "k": case.k}
-            print_json({"shape": sizes, "over_bound": used, "rows": [row.as_dict() for row in rows]})
-        else:
-            print(f"{title}, M={case.m} N={case.n} K={case.k}\n\n{table(*policies.table(rows))}\n")
-    if not args.json:
-        print("\n".join(filter(None, [used and f"equal bits, at most {used:.2f} of the error bound", note])))
+            print_json({"shape": asdict(shape), "over_bound": over, "rows": [row.as_dict() for row in rows]})
+            continue
+        checked = "" if over is None else f"; equal bits, at {over:.2f} of the error bound"
+        print(f"{title}, M={shape.m} N={shape.n} K={shape.k}{checked}\n\n{table(*policies.table(rows))}\n")
+    if note and not args.json:
+        print(note)
     return 0

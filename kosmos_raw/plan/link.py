@@ -153,9 +153,9 @@ def adding_beside_us(
 
 
 def joining(workgroups: int) -> int:
-    """Movers of a bulk_rs when no tile is left, builders that join them included: more than saturate the link, for of
-    those that ask at a time some wait for a piece's last words and others publish. Of 132, 96 were 4 to 8 % faster than
-    31 or 66, and up to 6 % faster than all."""
+    """Movers of a bulk_rs when no tile is left, builders that join them included. To be measured anew: 66 and 96 of 132
+    were alike on two H200s where parts began with lines of memory, and all others were measured with parts that did
+    not."""
     return 3 * workgroups // 4
 
 
