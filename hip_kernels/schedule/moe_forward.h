@@ -97,7 +97,7 @@ struct MoeSchedule : MoeClaims<MoeWords> {
   }
   DEVICE u32 dealt_moves() const { return dealt_steps() ? p.layout.moves_end(dealt_steps() - 1) : 0; }
   DEVICE Work next_dealt() {
-    const u32 n = dealt_moves(), i = deal(p.movers, n);
+    const u32 n = target::wg() < p.movers ? dealt_moves() : 0, i = deal(p.movers, n);
     return i < n ? p.layout.move(i) : Work{};
   }
   DEVICE Claim next_move(u32 end) const {
