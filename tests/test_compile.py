@@ -73,14 +73,13 @@ def test_sm90_report_holds(op: str) -> None:
 
 @needs_nvcc
 def test_sm90_tile_in_every_layout_holds() -> None:
-    """Both ways out of the tile, all widths: no spill, and nothing between WGMMAs that makes them wait."""
+    """Both ways out of the tile: no spill, and nothing between WGMMAs that makes them wait."""
     build = sm90.cubin("layouts", Path(__file__).parent / "sm90" / "layouts.hip")
     kernels = report.sm90(build)
     assert {k.kernel for k in kernels} == {"tn_main", "nn_main", "nt_main", "fours_main"}
     assert [report.check(k, params.AG_GEMM.itemsize) for k in kernels] == [[]] * len(kernels)
     ptx = build.text.read_text()
-    for n in (256, 192, 128):
-        assert f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16" in ptx
+    assert set(re.findall(r"m64n(\d+)k16", ptx)) == {"128"}  # the others multiply 256 columns: OPS has them
 
 
 @needs_nvcc

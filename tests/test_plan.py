@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,11 +22,12 @@ from kosmos_raw.plan.bulk import plan_bulk_rs
 from kosmos_raw.plan.crew import KERNELS, REDUCING, Crew, Grid
 from kosmos_raw.plan.gemm_rs import plan_gemm_rs
 from kosmos_raw.plan.shapes import MXFP8_FORMAT, split_rows
+from kosmos_raw.plan.tiles import tile_time
 
 TILE = Tile(96, 96)
 GRID = Grid((TILE,), 8)
 LINK = Link(pull=332, push=358, mover=22, tflops=5.6, adder=1.4)
-WITH_AGENTS = Grid(tuple(Tile(128, n) for n in (256, 192, 128)), 132, link=LINK, beside=True)  # as on sm_90a
+WITH_AGENTS = Grid(tuple(Tile(128, n) for n in (256, 128)), 132, link=LINK, beside=True)  # as on sm_90a
 
 
 @given(st.integers(0, 10**6), st.integers(1, 8))
@@ -115,6 +117,28 @@ def test_bulk_rs_adds_beside_where_the_product_is_long():
         tokens, width = rows_moved("bulk_rs", of)
         plan = plan_bulk_rs([tokens // 2] * 2, width, (of.m, of.n, of.k), WITH_AGENTS)
         assert plan.crew.policy == policy, name
+
+
+def test_tiles_are_wide_where_the_contraction_is_short():
+    """A wide one is asked for half as often, but reads rows again for its second slice."""
+    for k, wide in ((512, True), (1024, True), (4096, False), (16384, False)):
+        assert (tile_time(256, k) < 2 * tile_time(128, k)) == wide, k
+
+
+def test_tiles_that_wait_for_the_last_rows_fit_into_one_wave():
+    for name in ("70B-QKV", "405B-QKV"):
+        of = layer("ag_gemm", f"{name}-MBS1")
+        plan = plan_ag_gemm([of.m // 2] * 2, of.n, of.k, WITH_AGENTS)
+        halves = 2 if plan.halved else 1
+        assert plan.pulls.band * plan.columns * halves <= 132 < (plan.pulls.band + 1) * plan.columns * halves, name
+
+
+def test_half_a_narrow_tile_takes_as_long_as_a_whole_one():
+    """So none is taken in halves: columns are multiplied 128 at a time."""
+    assert tile_time(64, 4096) == tile_time(128, 4096) < tile_time(256, 4096)
+    narrow = replace(WITH_AGENTS, tiles=(Tile(128, 128),))
+    for n in range(128, 1280, 64):
+        assert plan_ag_gemm([4096] * 2, n, 4096, narrow).halved == 0
 
 
 def test_nobody_moves_beside_who_must_tell_of_parts():

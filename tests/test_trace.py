@@ -99,6 +99,24 @@ def test_an_agent_that_moves_beside_has_a_life_of_its_own():
     assert len(decode_rank(raw([*builders, []], 8), 1.0, rows_per_wg=3).wgs) == 1  # no agent moved
 
 
+def test_two_groups_that_work_in_turn_have_a_row_each():
+    """The decider's, the first group's, the mover's and the second group's."""
+    tiles = [(TILE, 0, 0, column) for column in range(3)]
+    decider = [mark for i, t in enumerate(tiles) for mark in ((10 + 10 * i, CLAIMED, t), (11 + 10 * i, READY, t))]
+    groups = [[(30, DONE, tiles[0]), (48, DONE, tiles[2])], [(41, DONE, tiles[1])]]
+    rows = [[*decider, (40, CLAIMED, LEFT)], groups[0], [], groups[1]]
+    (wg,) = decode_rank(raw(rows, 8), 1.0, rows_per_wg=4).wgs
+    assert [(s.part, s.t_claimed, s.t_ready, s.t_done) for s in wg.spans] == [
+        (0, 0, 1, 20),
+        (1, 10, 11, 31),
+        (2, 20, 21, 38),
+    ]
+    assert wg.lost_marks == 0 and (wg.t_left, wg.t_end) == (30, 38)
+    agent = [(12, CLAIMED, (PULL, 1, 0, 0)), (13, READY, (PULL, 1, 0, 0)), (20, DONE, (PULL, 1, 0, 0))]
+    both = decode_rank(raw([*rows[:2], agent, rows[3]], 8), 1.0, rows_per_wg=4).wgs
+    assert [len(w.spans) for w in both] == [3, 1]
+
+
 def test_two_rows_whose_clocks_read_the_same_tick():
     life = [((TILE, 0, 0, column), 5, 5, 5) for column in range(2)]
     rows = [[(5, event, w) for w, *_ in life for event in (CLAIMED, READY)] + [(5, CLAIMED, LEFT)]]

@@ -7,7 +7,8 @@
 struct MoeBackward {
   using Schedule = MoeBackwardSchedule;
   using Params = MoeBackwardParams;
-  static constexpr u32 ASKS_AHEAD = 6;  // tiles of few steps are common, and an answer takes several microseconds
+  static constexpr bool WIDE = true;
+  static constexpr u32 ASKS_AHEAD = 10;  // tiles of few steps are common, and an answer takes several microseconds
 
   DEVICE static Layout layout(Kind k) {
     switch (k) {
@@ -62,8 +63,10 @@ struct MoeBackward {
         const MoePiece x = MoeBackwardQueue(p).piece(w.row);
         const u64 first = g.slot_row(x.first);
         const Vec16* arena = p.arena_of[p.g.rank];
-        if (w.kind == WGRAD2) return weights_of(p, arena + p.dy_at, H, H, p.h, p.I, first, x.rows, at);
-        return weights_of(p, p.dpre, I2, I2, arena + p.x_at, H, first, x.rows, at);
+        TileOperands t = w.kind == WGRAD2 ? weights_of(p, arena + p.dy_at, H, H, p.h, p.I, first, x.rows, at)
+                                          : weights_of(p, p.dpre, I2, I2, arena + p.x_at, H, first, x.rows, at);
+        t.note = note_of(x);
+        return t;
       }
       case SHARED_D2: return rows_times(p.dout, (u64)w.row * l.tile_m, H, tokens_in(p, w), m.shared_down, H, p.S, at, p.tile_n);
       case OWN_DX:
@@ -86,9 +89,15 @@ struct MoeBackward {
     const TileResult to = result(p, w);
     target::write(to.c + ((u64)row * to.ldc + column) / 4, four_bf16);
   }
+  // Of a weight gradient's piece, what sums_to needs: its expert, and whether it begins and ends the expert's.
+  DEVICE static u32 note_of(const MoePiece& x) { return x.expert | x.begins << 30 | x.ends << 31; }
   DEVICE static MoeSumsTo sums_to(const Params& p, const Work& w) {
+    const bool weights = w.kind == WGRAD2 || w.kind == WGRAD1;
+    return sums_to(p, w, weights ? note_of(MoeBackwardQueue(p).piece(w.row)) : 0);
+  }
+  DEVICE static MoeSumsTo sums_to(const Params& p, const Work& w, u32 note) {
     if (w.kind == DGRAD2 || w.kind == SHARED_D2) return MoeSumsTo(dh_to(p, w));
-    return MoeSumsTo(gradient_to(p, w));
+    return MoeSumsTo(gradient_to(p, w, note));
   }
   DEVICE static DSwigluTo dh_to(const Params& p, const Work& w) {
     const u32 column = tile_at(p, w).column, I2 = 2 * p.I, S2 = 2 * p.S;
@@ -102,15 +111,16 @@ struct MoeBackward {
     return {(const u64*)p.shared_pre + t * (S2 / 4), dpre, (u64*)p.shared_h + t * (p.S / 4), S2 / 4, p.own_ld / 4, p.S / 4, column,
             p.gate_column == NOBODY ? nullptr : p.logits, t * p.logit_ld + p.gate_column, p.logit_ld, float_of(FP32_INFINITY)};
   }
-  DEVICE static GradientTo gradient_to(const Params& p, const Work& w) {
+  DEVICE static GradientTo gradient_to(const Params& p, const Work& w, u32 note) {
     const At at = tile_at(p, w);
     const u32 H = p.H;
     switch (w.kind) {
       case OWN_DX: return {{p.own_dx, nullptr, SET_F32, 0}, 0, H, w.row * p.layout.tile_m, at.column, 0, true, true};
       case WGRAD2: case WGRAD1: {
-        const MoePiece x = MoeBackwardQueue(p).piece(w.row);
-        if (w.kind == WGRAD2) return {p.d_down, (u64)x.expert * H * p.I, p.I, at.row, at.column, 0, x.begins != 0, x.ends != 0};
-        return {p.d_gate_up, (u64)x.expert * 2 * p.I * H, H, at.row, at.column, p.I, x.begins != 0, x.ends != 0};
+        const u64 expert = note & 0x3fffffff;
+        const bool begins = note >> 30 & 1, ends = note >> 31;
+        if (w.kind == WGRAD2) return {p.d_down, expert * H * p.I, p.I, at.row, at.column, 0, begins, ends};
+        return {p.d_gate_up, expert * 2 * p.I * H, H, at.row, at.column, p.I, begins, ends};
       }
       case SHARED_W2: return {p.d_shared_down, 0, p.S, at.row, at.column, 0, true, true};
       case SHARED_W1: return {p.d_shared_gate_up, 0, H, at.row, at.column, p.S, true, true};
@@ -153,8 +163,10 @@ struct MoeBackwardMxfp8 : MoeBackward {
       const bool second = w.kind == WGRAD2;
       const MxCopy &a = second ? p.dy_columns_copy : p.dpre_columns_copy, b = second ? p.h_columns_copy : g.x_columns(p.g.rank);
       const u32 k = g.slot_k(x.first), M = second ? p.H : 2 * p.I, N = second ? p.I : p.H;
-      return mx_operands(mx_side(a, at.row, k), least(M - at.row, p.tile_m), mx_side(b, at.column, k), least(N - at.column, p.tile_n),
-                         g.depth(x), a.depth);
+      TileOperands t = mx_operands(mx_side(a, at.row, k), least(M - at.row, p.tile_m), mx_side(b, at.column, k),
+                                   least(N - at.column, p.tile_n), g.depth(x), a.depth);
+      t.note = note_of(x);
+      return t;
     }
     const u32 local = p.layout.expert_of(w.row) - p.layout.first_expert(p.g.rank), rows = p.layout.rows_in(w.row), I2 = 2 * p.I;
     const u64 row = g.g.slot_row(w.row);

@@ -8,7 +8,8 @@
 struct MoeForward {
   using Schedule = MoeSchedule;
   using Params = MoeParams;
-  static constexpr u32 ASKS_AHEAD = 6;  // tiles of few steps are common, and an answer takes several microseconds
+  static constexpr bool WIDE = true;
+  static constexpr u32 ASKS_AHEAD = 10;  // tiles of few steps are common, and an answer takes several microseconds
 
   DEVICE static u32 least(u32 a, u32 b) { return a < b ? a : b; }
 

@@ -21,6 +21,7 @@ struct TileOperands {
   // MXFP8: the word of the tile's first line and K step, and words from K step to K step
   const u32 *scales_a = nullptr, *scales_b = nullptr;
   u32 ld_scales_a = 0, ld_scales_b = 0;
+  u32 note = 0;  // of the operator, for its sums_to
 };
 
 // An operator may tell where the result goes, if that is plain rows of BF16: then the target stores in its own way.
@@ -43,11 +44,14 @@ enum Epilogue : u32 { ROWS, SUMS, GATED_SUMS };
 //     put(row, column, four, was)        takes four columns of a row as float (&)[4]
 //     was(row, column)                   reads what put needs of memory, so that a target can read for several at a time
 //     visit(f)                           calls f with one of its kind (as SumsInto<SET_F32>) that asks nothing more
+//   sums_to(p, w, note)                  the same for targets that hand on the note of operands: what was looked up is known then
 // An operator whose tiles differ says which it is, epilogue(w) -> Epilogue. GATED_SUMS: B holds rows of two matrices that
 // alternate in blocks of target::GATED, and their sums meet: gated_to(p, w) has put(row, column, gate, up), four of each, where
 // column is that of one matrix alone.
 // An operator may read again what a tile of its has stored, all lanes, before that is published: where makes_copies(w), the
 // target calls make_copies(p, w).
+// WIDE (optional): of a target that multiplies in two ways, that which loads less, at the price that nothing is multiplied while
+// sums are handed over.
 // ASKS_AHEAD (optional): K steps before the last one of a tile at which the next work may be asked for, where a target does so
 // while it multiplies.
 // With THROUGH = true (optional), what result tells of is stored past every cache. NaNs that are handed over are quiet.

@@ -33,8 +33,11 @@
 struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
   // The WG's only state, touched by next_work alone.
   bool planned = false, drawn = false;
-  u32 entry = 0, segment = 0;  // of the main queue, the last one drawn; entries are drawn in order, as in moe_forward
+  mutable bool there = false;  // the inputs of what next_work gave last have been seen; nobody need look again
+  u32 entry = 0;  // of the main queue, the last one drawn; entries are drawn in order, as in moe_forward
+  MoeBackwardQueue::At at;
   Work in_hand;
+  mutable u32 seen_weights = NOBODY;  // piece and kind of the last weight gradient whose inputs have been seen
 
   DEVICE explicit MoeBackwardSchedule(const MoeBackwardParams& p) : MoeClaims(p) {}
 
@@ -61,9 +64,13 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
 
   // ---- claims (moe_claims.h); the main queue and shared experts are drawn from. Lists of moves and sends from their ends.
   // Of steps of which no owner's slots have been used before, moves are dealt; the head counts those behind.
-  mutable u32 all_dealt = NOBODY;  // asked for once
+  mutable u32 all_dealt = NOBODY, undealt = 0;  // asked for once
+  mutable bool some_wait = true;  // for slots that are used again, here or at other owners
   DEVICE u32 dealt_moves() const {
-    if (all_dealt == NOBODY) all_dealt = count_dealt();
+    if (all_dealt == NOBODY) {
+      all_dealt = count_dealt();
+      undealt = p.layout.one(MoeLayout::N_MOVES) - all_dealt;
+    }
     return all_dealt;
   }
   DEVICE u32 count_dealt() const {
@@ -73,6 +80,7 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
       if (rounds > rounds_held() + used / p.round_rows) used = (rounds - rounds_held()) * p.round_rows;
     }
     const u32 n = p.movers ? p.layout.one(MoeLayout::N_MOVES) : 0;
+    some_wait = used || !p.movers;
     return used ? n - p.layout.moves_end(used / p.layout.step_rows - 1) : n;
   }
   DEVICE Work next_dealt() {
@@ -80,7 +88,8 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
     return i < n ? p.layout.move(p.layout.one(MoeLayout::N_MOVES) - 1 - i) : Work{};
   }
   DEVICE Claim next_move() const {
-    const u32 n = p.layout.one(MoeLayout::N_MOVES) - dealt_moves(), i = seen(MOVES, n);
+    dealt_moves();
+    const u32 n = undealt, i = n ? seen(MOVES, n) : 0;
     return i < n ? Claim{MOVES, i, p.layout.move(n - 1 - i)} : Claim{};
   }
   DEVICE Claim next_send() const {
@@ -114,15 +123,16 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
 
   DEVICE Work next_work() {
     for (;;) {
-      if (aborted(p.g)) return {};
+      there = false;
+      const bool gone = aborted(p.g);  // asked beside what is drawn: each answer takes a round trip
       const bool ready = planned || is_planned(), front = !ready && target::load(head(FRONT), DEVICE_SCOPE) == 0;
       if (!front)
-        if (const Work w = next_dealt(); w.kind != LEAVE) return w;
+        if (const Work w = next_dealt(); w.kind != LEAVE) return gone ? Work{} : w;
       Claim c = ready ? next_free() : front ? Claim{FRONT, 0, {PLAN, p.g.rank}} : before_plan();
-      if (ready && !c) {
-        if (!drawn) draw();
-        c = best();
-      }
+      const bool builds = ready && !c;
+      if (builds && !drawn) draw();
+      if (gone) return {};
+      if (builds) c = best();
       if (!c) return c.work;  // LEAVE; or GATE, which is no claim: any number of WGs may hold it
       if (c.head == SHARED) {
         if (const Work w = draw_shared(); w.kind != LEAVE) return w;
@@ -134,9 +144,8 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
     }
   }
   DEVICE void draw() {
-    const MoeBackwardQueue queue(p);
     entry = target::add(head(MAIN), 1, DEVICE_SCOPE);
-    in_hand = entry < queue.entries() ? queue.entry(entry, segment) : Work{};
+    in_hand = MoeBackwardQueue(p).entry(entry, at);
     drawn = true;
   }
   DEVICE bool is_planned() {
@@ -160,18 +169,26 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
   // question is kilobytes of code.
   enum Stage : u32 { MOVING, SENDING, BUILDING };
   DEVICE Claim best() const {
-    const bool no_tiles = entry >= MoeBackwardQueue(p).before_folds();
+    const bool no_tiles = in_hand.kind == FOLD || in_hand.kind == LEAVE;
 #pragma unroll 1
     for (u32 stage = MOVING;; stage++) {
       Claim c = stage == MOVING ? next_of_movers(no_tiles) : stage == SENDING ? next_of_senders(no_tiles) : next_built();
       const bool asks = stage == SENDING || (stage == MOVING && c.head == MOVES && reuses(c.work.chunk, round_of(c.work.row))) ||
-                        (stage == BUILDING && c.head == MAIN && seen(SHARED, shared_size()) < shared_size());
-      const bool there = c && (!asks || has_inputs_of(*this, c.work));
-      if (there || (stage == BUILDING && !c)) return c;
+                        (stage == BUILDING && c.head == MAIN);
+      there = c && asks && sees_inputs(c.work);
+      if (there || (c && !asks) || (stage == BUILDING && !c)) return c;
       if (stage < BUILDING) continue;
       const Claim filler = next_shared(shared_size());
       return filler ? filler : c;
     }
+  }
+  // Tiles of one weight gradient follow each other, and need the same.
+  DEVICE bool sees_inputs(const Work& w) const {
+    if (w.kind != WGRAD2 && w.kind != WGRAD1) return has_inputs_of(*this, w);
+    const u32 weights = 2 * w.row + (w.kind == WGRAD1);
+    if (weights != seen_weights && !has_inputs_of(*this, w)) return false;
+    seen_weights = weights;
+    return true;
   }
   DEVICE Claim next_of_movers(bool no_tiles) const {
     if (!no_tiles && target::wg() >= p.movers) return {};
@@ -191,6 +208,9 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
   DEVICE u32 key_of_send(const Work& w) const { return key(round_of(w.row), 0) + 4 * rounds_held(); }
   DEVICE u32 key_of_push(const Work& w) const { return key(round_of(w.row), 1); }
   DEVICE bool needs_dweights(Kind k) const { return k == OWN_DX || k == ROUTER_DW; }
+  DEVICE bool in_rounds(Kind k) const {
+    return k == QUANT || k == GEMM1 || k == DGRAD2 || k == DGRAD1 || k == WGRAD2 || k == WGRAD1;
+  }
   DEVICE u32 key_of(const Work& w) const {
     switch (w.kind) {
       case QUANT: case GEMM1: case DGRAD2: case DGRAD1: return key(round_of(w.row), 2);
@@ -203,7 +223,8 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
     }
   }
   DEVICE Claim before(const Work& w) const {
-    const u32 own = key_of(w);
+    dealt_moves();
+    const u32 own = some_wait || !in_rounds(w.kind) ? key_of(w) : 0;  // each question is a round trip
     if (own) {
       const Claim m = next_move(), s = next_send();
       const u32 of_move = m ? key_of_push(m.work) : LAST_KEY, of_send = s ? key_of_send(s.work) : LAST_KEY;
@@ -273,14 +294,14 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
   }
 
   DEVICE bool ready(const Work& w) const {
-    if (!has_inputs_of(*this, w)) return false;
+    if (!there && !has_inputs_of(*this, w)) return false;
     acquire_inputs(w);
     return true;
   }
   DEVICE bool wait_inputs(const Work& w) const {
     if (w.kind == PLAN) return wait_all_started(p.g, w);
     if (w.kind == PUSH && !wait_started(p.g, w, w.chunk, 1)) return false;  // and it must be in the same call
-    if (!wait_inputs_of(*this, w)) return false;
+    if (!there && !wait_inputs_of(*this, w)) return false;
     acquire_inputs(w);
     return true;
   }

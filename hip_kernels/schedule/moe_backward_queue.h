@@ -35,9 +35,9 @@ struct MoeBackwardQueue {
     Kind kind;
     u32 piece;
   };
-  enum : u32 { N_ENTRIES, N_BEFORE_FOLDS, N_PIECES, N_SEGMENTS, HEAD, PIECE_WORDS = 3, SEGMENT_WORDS = 2 };
+  enum : u32 { N_PIECES, N_SEGMENTS, HEAD, PIECE_WORDS = 3, SEGMENT_WORDS = 2 };
   // Rounds without pieces do not exist, so there are at most as many as pieces.
-  DEVICE u32 segment_cap() const { return 6 * p.piece_cap + 8; }
+  DEVICE u32 segment_cap() const { return 6 * p.piece_cap + 9; }
   DEVICE u32 piece_at(u32 i) const { return HEAD + i * PIECE_WORDS; }
   DEVICE u32 segment_at(u32 i) const { return HEAD + p.piece_cap * PIECE_WORDS + i * SEGMENT_WORDS; }
   DEVICE u32 words() const { return segment_at(segment_cap()); }
@@ -46,8 +46,6 @@ struct MoeBackwardQueue {
     const u64 w = target::read(p.pieces + i);
     return (u64)target::uniform((u32)(w >> 32)) << 32 | target::uniform((u32)w);
   }
-  DEVICE u32 entries() const { return (u32)at(N_ENTRIES); }
-  DEVICE u32 before_folds() const { return (u32)at(N_BEFORE_FOLDS); }
   DEVICE MoePiece piece(u32 i) const {
     const u64 a = at(piece_at(i)), b = at(piece_at(i) + 1), c = at(piece_at(i) + 2);
     return {(u32)a, (u32)(a >> 32), (u32)b, (u32)(b >> 32), (u32)c & 1, (u32)c >> 1 & 1};
@@ -79,11 +77,15 @@ struct MoeBackwardQueue {
     }
   }
 
-  // Entry i, which lies in segment `at` or behind.
-  DEVICE Work entry(u32 i, u32& segment_of) const {
-    Segment s = segment(segment_of);
-    while (i >= s.begin + s.count) s = segment(++segment_of);
-    return item(s.kind, s.piece, i - s.begin);
+  // Where a WG is: entries that it asks for only rise, and most lie in the segment of the one before. That is read once.
+  struct At {
+    u32 next = 0;  // segment
+    Segment s = {0, 0, LEAVE, 0};
+  };
+  // Entry i. The last segment is of LEAVE, and has no end.
+  DEVICE Work entry(u32 i, At& at) const {
+    while (i - at.s.begin >= at.s.count) at.s = segment(at.next++);
+    return item(at.s.kind, at.s.piece, i - at.s.begin);
   }
   DEVICE u32 side_by_side() const { return p.side_by_side ? p.side_by_side : 1; }
   // Of a matrix of weights, the number of its n-th tile: tiles that are made at a time share what they read.

@@ -30,6 +30,7 @@
 struct MoeSchedule : MoeClaims<MoeWords> {
   // The WG's only state, touched by next_work alone.
   bool planned = false;
+  mutable bool there = false;  // the inputs of what next_work gave last have been seen; nobody need look again
   // An entry of the main queue that is in hand. Drawn, not seen first and then taken: of a hundred WGs that try that at the
   // same time one succeeds, and for the others it was a round trip (a claim each 2 us on H200, however many WGs).
   bool drawn = false;
@@ -110,20 +111,20 @@ struct MoeSchedule : MoeClaims<MoeWords> {
   }
 
   DEVICE Work next_work() {
+    there = false;
     if (aborted(p.g)) return {};
     if (!planned)
       if (const Work w = before_plan(); w.kind != LEAVE) return w;
     if (const Work w = next_dealt(); w.kind != LEAVE) return w;
     for (;;) {
-      bool no_tiles = (drawn ? entry : target::load(head(MAIN), DEVICE_SCOPE)) >= all_tiles();
-      if (!drawn && (no_tiles || builds())) {
+      if (!drawn && (builds() || target::load(head(MAIN), DEVICE_SCOPE) >= all_tiles())) {
         drawn = true;
         entry = target::add(head(MAIN), 1, DEVICE_SCOPE);
         in_hand = main_at(entry);
-        no_tiles = entry >= all_tiles();
       }
-      const Claim c = best(no_tiles);
+      const Claim c = best((drawn ? entry : target::load(head(MAIN), DEVICE_SCOPE)) >= all_tiles());
       if (c.head == SHARED) {
+        there = false;
         if (const Work s = next_shared(); s.kind != LEAVE) return s;
         continue;
       }
@@ -143,10 +144,11 @@ struct MoeSchedule : MoeClaims<MoeWords> {
 #pragma unroll 1
     for (u32 stage = MOVING;; stage++) {
       const Claim c = candidate(stage, no_tiles);
-      const bool asks = stage != BUILDING || (c.head == MAIN && shared_left());
-      const bool there = !asks || (!(stage == BUILDING && no_tiles) && has_inputs(c.work));
-      if (stage == BUILDING) return there ? c : Claim{SHARED, 0, {}};
-      if (c && there) return c;
+      const bool asks = stage != BUILDING || (c.head == MAIN && (target::REMEMBERS || shared_left()));
+      const bool has = c && asks && has_inputs(c.work);
+      there = target::REMEMBERS && has;
+      if (has) return c;
+      if (stage == BUILDING) return asks && shared_left() ? Claim{SHARED, 0, {}} : c;
     }
   }
   DEVICE Claim candidate(u32 stage, bool no_tiles) const {
@@ -239,14 +241,14 @@ struct MoeSchedule : MoeClaims<MoeWords> {
   // One look; relaxed.
   DEVICE bool has_inputs(const Work& w) const { return has_inputs_of(*this, w); }
   DEVICE bool ready(const Work& w) const {
-    if (!has_inputs(w)) return false;
+    if (!there && !has_inputs(w)) return false;
     acquire_inputs(w);
     return true;
   }
   DEVICE bool wait_inputs(const Work& w) const {
     // Counts come behind the start signal; but only that tells of a rank that makes another call.
     if (w.kind == PLAN && !wait_all_started(p.g, w)) return false;
-    if (!wait_inputs_of(*this, w)) return false;
+    if (!there && !wait_inputs_of(*this, w)) return false;
     acquire_inputs(w);
     return true;
   }

@@ -10,7 +10,7 @@
 namespace target {
 inline u32 lane() { return 0; }
 inline u32 lanes() { return 1; }
-constexpr u32 COPY_BATCH = 8, CUT_WORDS = 2, DIES = 8, GATED = 4, MULTIPLIES_MXFP8 = 0;
+constexpr u32 COPY_BATCH = 8, CUT_WORDS = 2, DIES = 8, GATED = 4, MULTIPLIES_MXFP8 = 0, REMEMBERS = 1;
 inline u32 wg() { return W.me->wg; }
 inline u32 die() { return W.me->wg % DIES; }
 inline void barrier() {}

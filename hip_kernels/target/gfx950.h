@@ -19,6 +19,7 @@ constexpr u32 COPY_BATCH = 8, CUT_WORDS = 64;
 static_assert(COPY_BATCH * 16 * WG_THREADS == 64 << 10);  // bytes that a mover has on their way
 constexpr u32 TRACE_ROWS = 1;  // rows of Group::trace that one WG writes
 constexpr u32 DIES = 8;        // each with an L2 of its own
+constexpr u32 REMEMBERS = 0;
 constexpr u32 MULTIPLIES_MXFP8 = 1;
 
 // The compiler knows nothing of it, or it makes every offset of every copy from it before the main loop, and keeps them

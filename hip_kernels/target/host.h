@@ -8,7 +8,7 @@
 #include "soft_bf16.h"
 
 namespace target {
-constexpr u32 WG_THREADS = 1, TRACE_ROWS = 1, COPY_BATCH = 8, CUT_WORDS = 64, DIES = 1, GATED = 16;
+constexpr u32 WG_THREADS = 1, TRACE_ROWS = 1, COPY_BATCH = 8, CUT_WORDS = 64, DIES = 1, GATED = 16, REMEMBERS = 1;
 #ifdef KOSMOS_BF16_TILES  // for tests: as a target that cannot
 constexpr u32 MULTIPLIES_MXFP8 = 0;
 #else

@@ -12,8 +12,11 @@ constexpr u32 WG_THREADS = 384, WORKERS = 256, FIRST_WORKER = WG_THREADS - WORKE
 constexpr u32 COPY_BATCH = 16;  // 64 KiB of all workers
 constexpr u32 CUT_WORDS = 64;
 constexpr u32 DIES = 1;
+constexpr u32 REMEMBERS = 1;
 constexpr u32 MULTIPLIES_MXFP8 = 0;  // WGMMA has no scales of blocks
-constexpr u32 TRACE_ROWS = 3;   // rows of Group::trace that one WG writes: the decider's, that of who ends works, the mover's beside
+// Rows of Group::trace that one WG writes: the decider's, that of who ends works, the mover's beside, that of the second warpgroup
+// that ends works
+constexpr u32 TRACE_ROWS = 4;
 
 // Read anew at each use. Else compilers keep what follows from it, for all kinds of work, in registers through the
 // multiplications: moe_forward then spills.

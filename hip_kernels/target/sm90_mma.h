@@ -86,8 +86,7 @@ template <u32 YOUNGER> INLINE void wgmma_wait() {
 }
 
 #define KOSMOS_TEN(t) "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
-#define KOSMOS_40 KOSMOS_TEN() KOSMOS_TEN(1) KOSMOS_TEN(2) KOSMOS_TEN(3)
-#define KOSMOS_60 KOSMOS_40 KOSMOS_TEN(4) KOSMOS_TEN(5)
+#define KOSMOS_60 KOSMOS_TEN() KOSMOS_TEN(1) KOSMOS_TEN(2) KOSMOS_TEN(3) KOSMOS_TEN(4) KOSMOS_TEN(5)
 #define KOSMOS_8D(i) \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define KOSMOS_32D(i) KOSMOS_8D(i), KOSMOS_8D(i + 8), KOSMOS_8D(i + 16), KOSMOS_8D(i + 24)
@@ -98,28 +97,19 @@ template <u32 YOUNGER> INLINE void wgmma_wait() {
 
 // Starts one. d is the instruction's until wgmma_wait. sum false: what was in d does not count.
 template <u32 N, bool A_BY_K, bool B_BY_K> INLINE void wgmma(float (&d)[N / 2], u64 x, u64 y, bool sum) {
-  static_assert(N == 256 || N == 192 || N == 128 || N == 96 || N == 64);
+  static_assert(N == 256 || N == 128);
   if constexpr (N == 256)
     KOSMOS_WGMMA(256, KOSMOS_60 KOSMOS_TEN(6) KOSMOS_TEN(7) KOSMOS_TEN(8) KOSMOS_TEN(9) KOSMOS_TEN(10) KOSMOS_TEN(11)
                  "%120, %121, %122, %123, %124, %125, %126, %127", 128, 129, 130, 131, 132,
                  KOSMOS_32D(0), KOSMOS_32D(32), KOSMOS_32D(64), KOSMOS_32D(96));
-  else if constexpr (N == 192)
-    KOSMOS_WGMMA(192, KOSMOS_60 KOSMOS_TEN(6) KOSMOS_TEN(7) KOSMOS_TEN(8) "%90, %91, %92, %93, %94, %95",
-                 96, 97, 98, 99, 100, KOSMOS_32D(0), KOSMOS_32D(32), KOSMOS_32D(64));
-  else if constexpr (N == 128)
-    KOSMOS_WGMMA(128, KOSMOS_60 "%60, %61, %62, %63", 64, 65, 66, 67, 68, KOSMOS_32D(0), KOSMOS_32D(32));
-  else if constexpr (N == 96)
-    KOSMOS_WGMMA(96, KOSMOS_40 "%40, %41, %42, %43, %44, %45, %46, %47", 48, 49, 50, 51, 52, KOSMOS_32D(0), KOSMOS_8D(32),
-                 KOSMOS_8D(40));
   else
-    KOSMOS_WGMMA(64, KOSMOS_TEN() KOSMOS_TEN(1) KOSMOS_TEN(2) "%30, %31", 32, 33, 34, 35, 36, KOSMOS_32D(0));
+    KOSMOS_WGMMA(128, KOSMOS_60 "%60, %61, %62, %63", 64, 65, 66, 67, 68, KOSMOS_32D(0), KOSMOS_32D(32));
 }
 
 #undef KOSMOS_WGMMA
 #undef KOSMOS_32D
 #undef KOSMOS_8D
 #undef KOSMOS_60
-#undef KOSMOS_40
 #undef KOSMOS_TEN
 
 // ---- results

@@ -8,18 +8,17 @@
 
 namespace target {
 constexpr u32 A_WORDS = TILE_M * TILE_K * 2 / 16;                         // 16 bytes each, of a stage: A's loader fills them
-INLINE constexpr u32 stage_words(u32 n) { return stage_bytes(n) / 16; }   // B's loader fills the rest
-INLINE u32 stage_at(u32 n, const RingAt& at, u32 shared) { return shared + at.stage * stage_bytes(n); }
+template <class M> constexpr u32 STAGE_WORDS = M::STAGE_BYTES / 16;      // B's loader fills the rest
+template <class M> INLINE u32 stage_at(const RingAt<M>& at, u32 shared) { return shared + at.stage * M::STAGE_BYTES; }
 
 // A Block in stages. One that follows without gaps is lines of one word each, of which any number are moved at a time.
-struct BlockStages {
+template <class M> struct BlockStages {
   Block b;
-  u32 n;
-  INLINE BlockStages(const Block& block, u32 n) : b(block), n(n) {
+  INLINE explicit BlockStages(const Block& block) : b(block) {
     if (b.words == b.pitch) b.lines *= b.words, b.words = b.pitch = 1;
   }
   INLINE u32 first_lines() const { return A_WORDS / b.words; }  // of a stage, by A's loader
-  INLINE u32 lines() const { return first_lines() + (stage_words(n) - A_WORDS) / b.words; }
+  INLINE u32 lines() const { return first_lines() + (STAGE_WORDS<M> - A_WORDS) / b.words; }
   INLINE u32 count() const { return (b.lines + lines() - 1) / lines(); }
 
   struct Part {
@@ -38,10 +37,10 @@ struct BlockStages {
 };
 
 // The words of a REDUCE in stages, each in equal parts for all ranks.
-struct AddendStages {
+template <class M> struct AddendStages {
   const Addends& a;
   u32 ranks, words;  // of one rank in a stage
-  INLINE AddendStages(const Addends& a, u32 ranks, u32 n) : a(a), ranks(ranks), words(stage_words(n) / ranks / CUT_WORDS * CUT_WORDS) {}
+  INLINE AddendStages(const Addends& a, u32 ranks) : a(a), ranks(ranks), words(STAGE_WORDS<M> / ranks / CUT_WORDS * CUT_WORDS) {}
   INLINE u32 count() const { return (u32)((a.end - a.begin + words - 1) / words); }
   INLINE u32 in(u32 stage) const {
     const u64 left = a.end - a.begin - (u64)stage * words;
@@ -58,45 +57,48 @@ template <class Op> INLINE constexpr bool adds() {
 
 // Stages of the ring that a work goes through.
 template <class Op> INLINE u32 ring_steps(const typename Op::Schedule& s, const Work& w) {
-  if (is_tile(w.kind)) return k_steps(Op::operands(s.p, w));
+  using M = MadeOf<Op>;
+  if (is_tile(w.kind)) {
+    const TileOperands t = Op::operands(s.p, w);
+    return M::slices(t.cols) * k_steps(t);
+  }
   if constexpr (pulls<Op>()) {
-    if (w.kind == PULL) return BlockStages(Op::pulled(s.p, w), s.p.tile_n).count();
+    if (w.kind == PULL) return BlockStages<M>(Op::pulled(s.p, w)).count();
   }
   if constexpr (adds<Op>()) {
-    if (w.kind == REDUCE) return AddendStages(Op::addends(s, w), s.p.g.ranks, s.p.tile_n).count();
+    if (w.kind == REDUCE) return AddendStages<M>(Op::addends(s, w), s.p.g.ranks).count();
   }
   return 0;
 }
 
 // One thread for the first part of each stage (A's loader), another one for the second. `before(k)`: see load_operand.
-template <class Op, bool IS_A, class Before>
-INLINE void load_moved(const typename Op::Schedule& s, const Work& w, u32 shared, RingAt& at, Before before) {
-  const u32 n = s.p.tile_n;
+template <class Op, bool IS_A, class M, class Before>
+INLINE void load_moved(const typename Op::Schedule& s, const Work& w, u32 shared, RingAt<M>& at, Before before) {
   if constexpr (pulls<Op>()) {
     if (w.kind == PULL) {
-      const BlockStages stages(Op::pulled(s.p, w), n);
+      const BlockStages<M> stages(Op::pulled(s.p, w));
       const u32 count = stages.count();
       for (u32 k = 0; k < count; k++) {
         before(k, count);
         const auto part = stages.part(k, !IS_A);
-        const u32 loaded = begin_stage(n, at, shared, part.lines * stages.b.words * 16), to = stage_at(n, at, shared);
+        const u32 loaded = begin_stage(at, shared, part.lines * stages.b.words * 16), to = stage_at(at, shared);
         stages.runs(part, [&](u64 word, u32 put, u32 bytes) { load_bytes(to + put, stages.b.from + word, bytes, loaded); });
-        at.advance(target::stages(n));
+        at.advance();
       }
     }
   }
   if constexpr (adds<Op>()) {
     if (w.kind == REDUCE) {
       const Addends a = Op::addends(s, w);
-      const AddendStages stages(a, s.p.g.ranks, n);
+      const AddendStages<M> stages(a, s.p.g.ranks);
       const u32 count = stages.count(), mine = (stages.ranks + IS_A) / 2;  // every other rank's
       for (u32 k = 0; k < count; k++) {
         before(k, count);
-        const u32 bytes = stages.in(k) * 16, loaded = begin_stage(n, at, shared, mine * bytes);
+        const u32 bytes = stages.in(k) * 16, loaded = begin_stage(at, shared, mine * bytes);
         const u64 word = a.offset + a.begin + (u64)k * stages.words;
         for (u32 q = !IS_A; q < stages.ranks; q += 2)
-          load_bytes(stage_at(n, at, shared) + q * stages.words * 16, a.of[q] + word, bytes, loaded);
-        at.advance(target::stages(n));
+          load_bytes(stage_at(at, shared) + q * stages.words * 16, a.of[q] + word, bytes, loaded);
+        at.advance();
       }
     }
   }
@@ -104,11 +106,12 @@ INLINE void load_moved(const typename Op::Schedule& s, const Work& w, u32 shared
 
 // The publisher: what has come goes where it belongs. When it returns, the ring is free again, but stores are on their way.
 // Calls settle() when those of the block before are done, for there is one of these on its way too.
-template <class Settle> INLINE void store_moved(const BlockStages& stages, u32 shared, RingAt& at, Settle settle) {
-  const u32 n = stages.n, count = stages.count();
+template <class M, class Settle>
+INLINE void store_moved(const BlockStages<M>& stages, u32 shared, RingAt<M>& at, Settle settle) {
+  const u32 count = stages.count();
   u32 last = 0;
   for (u32 k = 0; k < count; k++) {
-    const u32 stage = stage_at(n, at, shared), read = shared + READ_AT + at.stage * 8;
+    const u32 stage = stage_at(at, shared), read = shared + READ_AT + at.stage * 8;
     wait(shared + LOADED_AT + at.stage * 8, at.parity);
     for (u32 second = 0; second < 2; second++)
       stages.runs(stages.part(k, second),
@@ -122,7 +125,7 @@ template <class Settle> INLINE void store_moved(const BlockStages& stages, u32 s
       settle();
     }
     last = read;
-    at.advance(target::stages(n));
+    at.advance();
   }
   if (!count) return;
   wait_stores_read<0>();
@@ -130,11 +133,11 @@ template <class Settle> INLINE void store_moved(const BlockStages& stages, u32 s
 }
 
 // The workers: sums of what has come.
-template <bool STAGED>
-INLINE void add_moved(const Group& g, const Work& w, const Addends& a, u32 n, u32 shared, RingAt& at) {
-  const AddendStages stages(a, g.ranks, n);
+template <bool STAGED, class M>
+INLINE void add_moved(const Group& g, const Work& w, const Addends& a, u32 shared, RingAt<M>& at) {
+  const AddendStages<M> stages(a, g.ranks);
   for (u32 k = 0, count = stages.count(); k < count; k++) {
-    const u32 stage = stage_at(n, at, shared), words = stages.in(k);
+    const u32 stage = stage_at(at, shared), words = stages.in(k);
     const u64 first = a.begin + (u64)k * stages.words;
     wait(shared + LOADED_AT + at.stage * 8, at.parity);
     for (u32 i = lane(); i < words; i += WORKERS) {
@@ -146,7 +149,7 @@ INLINE void add_moved(const Group& g, const Work& w, const Addends& a, u32 n, u3
     }
     __syncwarp();
     if (lane() % 32 == 0) arrive(shared + READ_AT + at.stage * 8);
-    at.advance(target::stages(n));
+    at.advance();
   }
 }
 }  // namespace target

@@ -18,6 +18,7 @@
 //   COPY_BATCH                     words of 16 bytes that a lane has on their way at a time when it copies
 //   CUT_WORDS                      words of 16 bytes at whose multiples what is moved is cut in parts: whole lines of memory
 //   Converts                       conversions that the target has instructions for, and may lack; see where they are used
+//   REMEMBERS                      0: who decides has no register to spare for what it has seen; it rather looks again
 //   moved(bytes)                   called with what was read of peers; the host counts it, others do not
 //   MULTIPLIES_MXFP8               0: its tile does not know MXFP8; who moves or quantises then makes BF16 of it (work/mx_move.h)
 //   pause() ticks()                inside a bounded wait; ticks has a fixed rate, which the device's Python side knows
@@ -50,4 +51,4 @@ constexpr u32 MAX_RANKS = 8;
 #include "host.h"
 #endif
 
-static_assert(target::MULTIPLIES_MXFP8 <= 1);
+static_assert(target::MULTIPLIES_MXFP8 <= 1 && target::REMEMBERS <= 1);

@@ -81,11 +81,9 @@ struct MoeBackwardPlanner {
       pieces++;
     }
     if (late) add_router();
-    const u32 folds = entries;
     add(FOLD, 0, (p.tokens + p.block - 1) / p.block);
-    target::write(p.pieces + MoeBackwardQueue::N_ENTRIES, (u64)entries);
-    target::write(p.pieces + MoeBackwardQueue::N_BEFORE_FOLDS, (u64)folds);
     target::write(p.pieces + MoeBackwardQueue::N_PIECES, (u64)pieces);
     target::write(p.pieces + MoeBackwardQueue::N_SEGMENTS, (u64)segments);
+    add(LEAVE, 0, ~0u - entries);
   }
 };

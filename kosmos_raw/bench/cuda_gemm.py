@@ -47,7 +47,7 @@ class GemmRow:
     layout: str
     tile_n: int  # the planned width
     over_bound: float  # of the planned one, see numerics/tolerance.py
-    ms: dict[str, float]  # median of each candidate: "planned", "cublas", "torch", and widths like "n192"
+    ms: dict[str, float]  # median of each candidate: "planned", "cublas", "torch", and widths like "n128"
     samples: dict[str, list[float]] = field(repr=False)
 
     @property
@@ -107,10 +107,10 @@ class Problem:
         params["m"]["side_by_side"], params["queues"] = plan.side_by_side, plan.queues
         params["N"], params["K"], params["ldc"], params["tile_n"] = s.n, s.k, self.ldc, tile.n
         operands = [
-            Matrix(x.data.ptr, lines, elements, x.shape[1], box_lines)
-            for x, lines, elements, box_lines in (
-                (self.a, *((s.k, s.m, 0) if self.layout == "NT" else (s.m, s.k, tile.m))),
-                (self.b, *((s.n, s.k, tile.n // 2) if self.layout == "TN" else (s.k, s.n, 0))),
+            Matrix(x.data.ptr, lines, elements, x.shape[1], by_rows)
+            for x, lines, elements, by_rows in (
+                (self.a, *((s.k, s.m, False) if self.layout == "NT" else (s.m, s.k, True))),
+                (self.b, *((s.n, s.k, True) if self.layout == "TN" else (s.k, s.n, False))),
             )
         ]
         return params, plan, operands

@@ -64,7 +64,7 @@ class Matrix:
     lines: int
     elements: int  # of a line
     ld: int  # elements from line to line
-    box_lines: int = 0  # lines that are rows or columns of a tile: its rows, or half its columns. 0: lines are k
+    by_rows: bool = False  # lines are rows or columns of tiles; else lines are k
 
 
 class Kernel(ABC):

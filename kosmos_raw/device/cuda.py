@@ -26,7 +26,7 @@ NATIVE_ATOMICS = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 MAPPED_PORTABLE = 3  # hostAllocPortable | hostAllocMapped
 
 
-PANEL = 64  # elements of a line, and k, that one TMA load brings: hip_kernels/target/sm90_tile.h
+PANEL, BOX_LINES = 64, 128  # elements and lines that one TMA load brings: hip_kernels/target/sm90_tile.h
 BFLOAT16, SWIZZLE_128B, PROMOTE_256B = 9, 3, 3  # CU_TENSOR_MAP_...
 
 
@@ -47,8 +47,6 @@ class CudaKernel(CupyKernel):
         # By the driver itself: CuPy's way takes 25 us, half the time of the smallest product worth its while.
         launch = self._launch
         assert launch is not None
-        if operands:
-            self._check_boxes(operands, int(params["tile_n"][0]))
         struct = self._encode(tuple(operands))
         arguments = (ctypes.c_void_p * 2)(params.ctypes.data, struct.ctypes.data)
         number, pointer = ctypes.c_uint, ctypes.c_void_p  # made once: ctypes takes its time for each
@@ -61,15 +59,6 @@ class CudaKernel(CupyKernel):
                 raise GpuError(f"{self.op}: cuLaunchKernel gives error {status} for {workgroups} workgroups", status)
 
         return begin
-
-    def _check_boxes(self, operands: Sequence[Matrix], width: int) -> None:
-        """A box of another height brings another number of bytes, for which the kernel would wait for ever."""
-        for matrix in operands:
-            if matrix.box_lines not in (0, self.tile.m, width // 2):
-                raise KosmosError(
-                    f"{self.op}: a matrix of {matrix.lines} lines is loaded {matrix.box_lines} at a time, want the "
-                    f"{self.tile.m} rows of a tile or half its {width} columns"
-                )
 
     def _encode(self, operands: tuple[Matrix, ...]) -> np.ndarray:
         known = self._encoded.get(operands)
@@ -85,8 +74,8 @@ def encode(operands: Sequence[Matrix]) -> np.ndarray:
     if len(operands) > sm90.MAX_OPERANDS:
         raise KosmosError(f"device cuda: {len(operands)} matrices for one launch, want at most {sm90.MAX_OPERANDS}")
     struct = np.zeros(1, sm90.OPERANDS)
-    struct["count"], struct["by_rows"] = len(operands), sum(bool(matrix.box_lines) for matrix in operands)
-    for i, matrix in enumerate(sorted(operands, key=lambda matrix: not matrix.box_lines)):
+    struct["count"], struct["by_rows"] = len(operands), sum(matrix.by_rows for matrix in operands)
+    for i, matrix in enumerate(sorted(operands, key=lambda matrix: not matrix.by_rows)):
         struct["line_words"][0, i] = matrix.ld // 8
         if matrix.lines and matrix.elements:  # of an empty one no tile is loaded
             struct["maps"][0, i] = _tensor_map(matrix)
@@ -108,7 +97,7 @@ def _tensor_map(matrix: Matrix) -> np.ndarray:
         ctypes.c_void_p(matrix.address),
         (u64 * 2)(matrix.elements, matrix.lines),
         (u64 * 1)(matrix.ld * 2),
-        (u32 * 2)(PANEL, matrix.box_lines or PANEL),
+        (u32 * 2)(PANEL, BOX_LINES if matrix.by_rows else PANEL),
         (u32 * 2)(1, 1),
         0,
         SWIZZLE_128B,

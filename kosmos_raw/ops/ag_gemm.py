@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -97,7 +96,7 @@ def _launch(comm: Communicator, plan: AgGemmPlan, a: Any, b: Any, out: Any, orde
     width, address = plan.padded_k, local_operand(comm, f"{OP}.b", b, plan.padded_k)
     rows = comm.local(f"{OP}.gathered", plan.gathered_bytes)
     params, call, shards = gather_params(comm, plan, a, address, rows, out, order)
-    operands = [*shards, Matrix(address, plan.n, width, width, plan.tile.n // 2)]
+    operands = [*shards, Matrix(address, plan.n, width, width, by_rows=True)]
     if not (in_arena(comm, a, width) and is_plain(comm, b, width) and is_plain(comm, out, plan.padded_n)):
         key = None
     comm.launch(OP, params, call, plan.counter_words, operands, key=key)
@@ -127,7 +126,7 @@ def _mxfp8(
     operands = fill_gathered_rows(comm, params, plan, a)
     weight = fill_factor(comm, params, "b", f"{OP}.b", b)
     fill_gather(comm, params, plan, out, order)
-    operands.append(replace(weight, box_lines=plan.tile.n // 2))
+    operands.append(weight)
     call = (plan.form.dtype, plan.rows, plan.k, offsets)
     as_they_lie = mx_in_arena(comm, a) and mx_is_plain(comm, b) and is_plain(comm, out, plan.padded_n)
     if not (as_they_lie and comm.device.multiplies_mxfp8):  # own rows are made BF16 where tiles need it
@@ -159,7 +158,7 @@ def gather_params(
     fill_addresses(comm, params["shard_of"], offset)
     params["gathered"], params["b"] = rows, b
     fill_gather(comm, params, plan, out, order)
-    shards = [Matrix(comm.arena.address(comm.rank, offset), plan.rows[comm.rank], width, width, plan.tile.m)]
+    shards = [Matrix(comm.arena.address(comm.rank, offset), plan.rows[comm.rank], width, width, by_rows=True)]
     if comm.ranks > 1:
-        shards.append(Matrix(rows, plan.m, width, width, plan.tile.m))
+        shards.append(Matrix(rows, plan.m, width, width, by_rows=True))
     return params, (plan.rows, plan.k, offset), shards

@@ -98,9 +98,9 @@ def ag_gemm_grads(
         depth = gathered.depth
         columns["mx"]["values"] = values = comm.local(f"{OP}.columns.values", k * depth * 2)
         dequantize(comm, a_columns, values + group_starts(every)[comm.rank] * 2, depth)
-        operands.append(Matrix(values, k, depth, depth, plan.tile.m))
+        operands.append(Matrix(values, k, depth, depth, by_rows=True))
     for name, factor in (("b", b), ("x", x)):
-        operands.append(replace(fill_factor(comm, params, name, f"{OP}.{name}", factor), box_lines=plan.tile.n // 2))
+        operands.append(fill_factor(comm, params, name, f"{OP}.{name}", factor))
     fill_gather(comm, params, plan, out, order_idx)
     fill_lines(params["column_m"], plan, plan.column_rows)
     fill_pulls(params["column_pulls"], replace(plan.pulls, slices=plan.column_slices))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -139,8 +138,7 @@ def _mxfp8(
     fill_columns(comm, columns, gathered)
     fill_product(comm, params, plan, out)
     fill_lines(params["m"], plan, plan.rows)
-    factors_of_tiles = (("a", a, plan.tile.m), ("b", b, plan.tile.n // 2))
-    operands = [replace(fill_factor(comm, params, s, f"{OP}.{s}", f), box_lines=box) for s, f, box in factors_of_tiles]
+    operands = [fill_factor(comm, params, side, f"{OP}.{side}", factor) for side, factor in (("a", a), ("b", b))]
     call = (plan.form.dtype, every, width, offsets)
     plain = mx_is_plain(comm, a) and mx_is_plain(comm, b) and is_plain(comm, out, plan.padded_n)
     if not (plain and mx_in_arena(comm, x)):
@@ -171,7 +169,7 @@ def _launch(
     params["a"] = local_operand(comm, f"{OP}.a", a, plan.padded_k)
     params["b"] = local_operand(comm, f"{OP}.b", b, plan.padded_n, rows=plan.padded_k)
     operands = [
-        Matrix(int(params["a"][0]), plan.gemm_m, plan.padded_k, plan.padded_k, plan.tile.m),
+        Matrix(int(params["a"][0]), plan.gemm_m, plan.padded_k, plan.padded_k, by_rows=True),
         Matrix(int(params["b"][0]), plan.padded_k, plan.padded_n, plan.padded_n),
     ]
     factors_and_results = ((a, plan.padded_k), (b, plan.padded_n), (out, plan.padded_n), (gathered, plan.padded_width))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -186,8 +185,7 @@ def _launch(
 def _operands(comm: Communicator, plan: BulkRsPlan, params: np.ndarray, a: Any, b: Any) -> list[Matrix]:
     """Fills in both factors. Returns: what tiles read."""
     if plan.form is MXFP8_FORMAT:
-        boxes = (("a", a, plan.tile.m), ("b", b, plan.tile.n // 2))
-        return [replace(fill_factor(comm, params, n, f"{OP}.{n}", x), box_lines=box) for n, x, box in boxes]
+        return [fill_factor(comm, params, side, f"{OP}.{side}", factor) for side, factor in (("a", a), ("b", b))]
     params["a"] = local_operand(comm, f"{OP}.a", a, plan.padded_m)
     params["b"] = local_operand(comm, f"{OP}.b", b, plan.padded_n)
     return [

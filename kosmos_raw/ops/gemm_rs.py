@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -178,13 +177,13 @@ def _launch_push(
 
 def _operands(comm: Communicator, plan: Plan, params: np.ndarray, a: Any, b: Any) -> list[Matrix]:
     """Fills in both factors; b padded with rows of zeros. Returns: what tiles read."""
-    width, tile = plan.padded_k, plan.tile
+    width = plan.padded_k
     if plan.form is MXFP8_FORMAT:
-        sides = (("a", a, 0, tile.m), ("b", b, plan.padded_n, tile.n // 2))
-        return [replace(fill_factor(comm, params, s, f"{OP}.{s}", x, n), box_lines=box) for s, x, n, box in sides]
+        sides = (("a", a, 0), ("b", b, plan.padded_n))
+        return [fill_factor(comm, params, side, f"{OP}.{side}", factor, lines) for side, factor, lines in sides]
     params["a"] = local_operand(comm, f"{OP}.a", a, width)
     params["b"] = local_operand(comm, f"{OP}.b", b, width, rows=plan.padded_n)
     return [
-        Matrix(int(params["a"][0]), plan.m, width, width, tile.m),
-        Matrix(int(params["b"][0]), plan.padded_n, width, width, tile.n // 2),
+        Matrix(int(params["a"][0]), plan.m, width, width, by_rows=True),
+        Matrix(int(params["b"][0]), plan.padded_n, width, width, by_rows=True),
     ]

@@ -173,7 +173,7 @@ class MoEBackward:
     def _operands(self, of: Forwarded, params: np.ndarray) -> list[Matrix]:
         """All matrices that tiles read, first by their rows or columns, then by k."""
         p, f, arena = params[0], self.plan.forward, self.comm.arena
-        m, n, hidden = f.tile.m, f.tile.n // 2, f.config.hidden  # see Matrix.box_lines
+        hidden = f.config.hidden
         own = len(f.config.experts_of(self.comm.rank, f.ranks))
         w, tokens, ring, own_ld = p["weights"], int(p["tokens"]), self.plan.ring_rows, int(p["own_ld"])
         x_ring, dy = (arena.address(self.comm.rank, int(p[name]) * 16) for name in ("x_at", "dy_at"))
@@ -182,10 +182,10 @@ class MoEBackward:
             of_experts = self._copies_read(p, own, x_ring)
         else:
             of_experts = [
-                (x_ring, ring, hidden, m),
-                (w["gate_up"], own * 2 * f.width, hidden, n),
-                (dy, ring, hidden, m),
-                (p["dpre"], ring, 2 * f.width, m),
+                (x_ring, ring, hidden),
+                (w["gate_up"], own * 2 * f.width, hidden),
+                (dy, ring, hidden),
+                (p["dpre"], ring, 2 * f.width),
             ]
             by_k = [
                 (w["down"], own * hidden, f.width),
@@ -195,7 +195,7 @@ class MoEBackward:
                 (p["dpre"], ring, 2 * f.width),
                 (x_ring, ring, hidden),
             ]
-        by_rows = [*of_experts, (p["dout"], tokens, hidden, m), (p["own_left"], tokens, own_ld, m)]
+        by_rows = [*of_experts, (p["dout"], tokens, hidden), (p["own_left"], tokens, own_ld)]
         by_k += [
             (w["shared_down"], hidden, f.shared_width),
             (p["dout"], tokens, hidden),
@@ -204,13 +204,12 @@ class MoEBackward:
             (p["x"], tokens, hidden),
             (p["own_right"], own_ld, hidden),
         ]
-        read = [*by_rows, *((at, lines, width, 0) for at, lines, width in by_k)]
-        return [Matrix(int(at), lines, width, width, high) for at, lines, width, high in read if lines and width]
+        read = [(*matrix, True) for matrix in by_rows] + [(*matrix, False) for matrix in by_k]
+        return [Matrix(int(at), lines, width, width, rows) for at, lines, width, rows in read if lines and width]
 
-    def _copies_read(self, p: Any, own: int, x_ring: int) -> list[tuple[Any, int, int, int]]:
+    def _copies_read(self, p: Any, own: int, x_ring: int) -> list[tuple[Any, int, int]]:
         """What experts' tiles read in MXFP8, all by rows."""
         f, hidden, both = self.plan.forward, self.plan.forward.config.hidden, 2 * self.plan.forward.width
-        m, n = f.tile.m, f.tile.n // 2
         lines, across = self.plan.x_columns_shape
         weights = [
             (p["mx"]["gate_up"], own * both, f.depth),
@@ -221,10 +220,9 @@ class MoEBackward:
         made = [(p[f"{name}_copy"], *self.plan.copies[name]) for name in ("dy", "dpre", "dy_columns", "dpre_columns")]
         x_columns = self.comm.arena.address(self.comm.rank, int(p["x_columns_at"]) * 16)
         return [
-            (x_ring, self.plan.ring_rows, f.depth, m),
-            (x_columns, lines, across, n),
-            *((copy["elements"], count, depth, n) for copy, count, depth in weights),
-            *((copy["elements"], count, depth, m) for copy, count, depth in made),
+            (x_ring, self.plan.ring_rows, f.depth),
+            (x_columns, lines, across),
+            *((copy["elements"], count, depth) for copy, count, depth in [*weights, *made]),
         ]
 
     def _room(self, name: str) -> int:

@@ -369,7 +369,6 @@ class MoELayer:
     def _operands(self, params: np.ndarray, tokens: int) -> list[Matrix]:
         """All matrices that tiles read."""
         p, c, plan = params[0], self.config, self.plan
-        m, n = plan.tile.m, plan.tile.n // 2  # see Matrix.box_lines
         own = len(c.experts_of(self.comm.rank, self.comm.ranks))
         w, ring = p["weights"], self.comm.arena.address(self.comm.rank, int(p["x_at"]) * 16)
         if plan.is_mxfp8:
@@ -377,17 +376,17 @@ class MoELayer:
         else:
             gate_up, h, down = w["gate_up"], p["h"], w["down"]
         read = [
-            (p["x"], tokens, c.hidden, m),
-            (w["router"], int(p["router_rows"]) * plan.router_parts, c.hidden, n),
-            (ring, plan.rings.x_slots * m, plan.depth, m),
-            (gate_up, own * 2 * plan.width, plan.depth, n),
-            (h, plan.rings.h_slots * m, plan.width, m),
-            (down, own * plan.depth, plan.width, n),
-            (w["shared_gate_up"], 2 * plan.shared_width, c.hidden, n),
-            (p["shared_h"], tokens, plan.shared_width, m),
-            (w["shared_down"], c.hidden if plan.shared_width else 0, plan.shared_width, n),
+            (p["x"], tokens, c.hidden),
+            (w["router"], int(p["router_rows"]) * plan.router_parts, c.hidden),
+            (ring, plan.rings.x_slots * plan.tile.m, plan.depth),
+            (gate_up, own * 2 * plan.width, plan.depth),
+            (h, plan.rings.h_slots * plan.tile.m, plan.width),
+            (down, own * plan.depth, plan.width),
+            (w["shared_gate_up"], 2 * plan.shared_width, c.hidden),
+            (p["shared_h"], tokens, plan.shared_width),
+            (w["shared_down"], c.hidden if plan.shared_width else 0, plan.shared_width),
         ]
-        return [Matrix(int(at), lines, width, width, high) for at, lines, width, high in read if lines and width]
+        return [Matrix(int(at), lines, width, width, by_rows=True) for at, lines, width in read if lines and width]
 
     def _room(self, name: str) -> int:
         owner = "moe" if name in OF_ALL_LAYERS else self._name

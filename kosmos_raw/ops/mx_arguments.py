@@ -135,7 +135,7 @@ def fill_factor(comm: Communicator, params: np.ndarray, name: str, place: str, x
     params[name] = address
     params[f"{name}_scales"]["words"] = comm.device.address_of(x.scales)
     params[f"{name}_scales"]["ld"] = x.scales.shape[1]
-    return Matrix(address, max(x.lines, lines), x.depth, x.depth)
+    return Matrix(address, max(x.lines, lines), x.depth, x.depth, by_rows=True)
 
 
 def _padded(comm: Communicator, place: str, x: MxArray, lines: int) -> MxArray:
@@ -163,7 +163,7 @@ def fill_gathered_rows(comm: Communicator, params: np.ndarray, plan: Plan, own: 
         return []
     params["mx"]["values"] = values = comm.local(f"{plan.op}.values", plan.m * depth * 2)
     dequantize(comm, own, values + plan.first[comm.rank] * depth * 2, depth)
-    return [Matrix(values, plan.m, depth, depth, plan.tile.m)]
+    return [Matrix(values, plan.m, depth, depth, by_rows=True)]
 
 
 def keep_own_columns(comm: Communicator, own: MxArray, gathered: MxArray) -> None:

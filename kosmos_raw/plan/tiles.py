@@ -6,16 +6,24 @@ from collections.abc import Sequence
 
 from ..device.base import Tile
 
-# Time of a tile, in units of one K step of 64 for one column: what it costs beside its multiplications, and how much
-# slower a narrow tile's multiplications are (it loads A as often, for fewer columns). From measurements on H200.
-FIXED = 400
-SLOWNESS = {256: 1.0, 192: 1.02, 128: 1.05, 96: 1.15, 64: 1.5}
-STEP = 64  # k
+# What a tile costs beside its multiplications, in units of one K step of 64 for one column: little, for the next one is
+# multiplied meanwhile. From measurements on H200, 8192 x 8192 over 512 to 3584.
+FIXED = 200
+STEP, SLICE = 64, 128  # k, and columns, that are multiplied at a time
+# Of tiles that are several slices wide: who is at the second needs rows again that may have left the cache. 3 % where
+# the contraction is 4096, and of 65536 x 13312 x 16384 a fifth (567 instead of 700 TFLOP/s).
+AGAIN = 1.03
+
+
+def slices(columns: int) -> int:
+    """Of a tile so many columns wide: they are multiplied one after the other."""
+    return -(-columns // SLICE)
 
 
 def tile_time(columns: int, k: int) -> float:
     """Of a tile so many columns wide, in those units."""
-    return -(-k // STEP) * columns * SLOWNESS.get(columns, 1.0) + FIXED
+    several = slices(columns) > 1
+    return -(-k // STEP) * slices(columns) * SLICE * (AGAIN if several else 1) + FIXED
 
 
 def tile_count(tile: Tile, rows: Sequence[int], n: int) -> int:
@@ -45,7 +53,7 @@ def end_of_tiles(count: int, whole: float, half: float, builders: int, movers: i
     ends = [(waves * whole, count)]
     for fewer in (waves - 1, waves - 2):
         left = count - done(fewer)
-        if fewer >= 0 and left > 0:
+        if fewer >= 0 and left > 0 and half < whole:
             start = fewer * whole
             hands = builders + movers if back <= start else builders
             ends.append((start + -(-2 * left // hands) * half, count - left))

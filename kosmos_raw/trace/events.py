@@ -230,7 +230,8 @@ def decode(
     Args:
         raws: one array a rank, by rank: uint64 [WGs * rows_per_wg, trace_events, 2], zero where unused.
         ticks_per_second: rate of the clock behind the marks.
-        rows_per_wg: 1, or 2 where one thread decides and others work, or 3 where one may move beside them.
+        rows_per_wg: 1, or 2 where one thread decides and others work, or 3 where one may move beside them, or 4 where
+            there are two groups of those that work; the mover's row is the third then too.
         shared_clock: the ranks read one clock (the CPU device does). False: every rank begins at second 0; put them in
             place with Trace.shifted.
         kinds: names of the kinds of work, by number.
@@ -270,8 +271,8 @@ def _checked(raw: Any, rank: int, rows_per_wg: int) -> np.ndarray:
             f"trace: rank {rank} gave {marks.dtype} {list(marks.shape)}, "
             f"want uint64 [WGs * {rows_per_wg}, trace_events, 2]"
         )
-    if rows_per_wg not in (1, 2, 3) or marks.shape[0] % rows_per_wg:
-        raise ValueError(f"trace: rank {rank} has {marks.shape[0]} rows with {rows_per_wg} a WG; want 1 to 3 rows a WG")
+    if rows_per_wg not in (1, 2, 3, 4) or marks.shape[0] % rows_per_wg:
+        raise ValueError(f"trace: rank {rank} has {marks.shape[0]} rows with {rows_per_wg} a WG; want 1 to 4 rows a WG")
     return marks
 
 
@@ -279,9 +280,11 @@ def _decode_rank(
     marks: np.ndarray, rank: int, zero: int, rate: float, rows_per_wg: int, kinds: Sequence[str]
 ) -> RankTrace:
     every = [_marks_of_row(row, f"rank {rank} row {i}") for i, row in enumerate(marks)]
-    lives = [every[i : i + min(2, rows_per_wg)] for i in range(0, len(every), rows_per_wg)]
-    if rows_per_wg == 3 and any(every[2::3]):
-        lives += [[row] for row in every[2::3]]
+    wgs = [every[i : i + rows_per_wg] for i in range(0, len(every), rows_per_wg)]
+    lives = [rows[:2] + rows[3:] for rows in wgs]
+    beside = [rows[2:3] for rows in wgs if rows_per_wg > 2]
+    if any(rows[0] for rows in beside):
+        lives += beside
     full = [any(len(row) == marks.shape[1] for row in rows) for rows in lives]
     return RankTrace(rank, tuple(_decode_wg(i, rows, full[i], zero, rate, kinds) for i, rows in enumerate(lives)))
 

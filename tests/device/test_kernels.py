@@ -41,7 +41,7 @@ def test_constants_of_the_devices(make):
     hip, _ = make("hip")
     assert (hip.tick_hz, hip.trace_rows) == (100_000_000, 1)
     cuda, _ = make("cuda")
-    assert (cuda.tick_hz, cuda.trace_rows) == (1_000_000_000, 3)
+    assert (cuda.tick_hz, cuda.trace_rows) == (1_000_000_000, 4)
 
 
 @both

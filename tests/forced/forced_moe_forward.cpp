@@ -7,7 +7,7 @@
   X(GEMM1_BEFORE_ITS_SLOT) X(GEMM2_BEFORE_GEMM1) X(GEMM2_BEFORE_ITS_SLOT) X(SEND_BEFORE_GEMM2)                         \
   X(SENDS_AFTER_ONE_COLUMN) X(ALL_GEMM1_FIRST) X(TILES_BEFORE_MOVES) X(TILES_BEFORE_SENDS) X(LEAVES_BEFORE_MOVES)      \
   X(FOLDS_BEFORE_SENDS) X(CREW_WAITS_FOR_SENDS) X(CREW_WAITS_FOR_CREDIT) X(X_RING_TOO_SHORT) X(H_RING_TOO_SHORT)       \
-  X(Y_RING_TOO_SHORT) X(FOLD_BEFORE_ROWS) X(FORGETS_WHAT_IS_DEALT) X(LANDS_EARLY) X(SHARED2_BEFORE_SHARED1) X(FOLD_BEFORE_SHARED)               \
+  X(Y_RING_TOO_SHORT) X(FOLD_BEFORE_ROWS) X(FORGETS_WHAT_IS_DEALT) X(SAW_IT_BEFORE) X(LANDS_EARLY) X(SHARED2_BEFORE_SHARED1) X(FOLD_BEFORE_SHARED)               \
   X(PULL_BEFORE_SORT) X(PULL_BEFORE_ITS_SLOT) X(NOBODY_BUILDS) X(FOLDS_BACKWARDS) X(STORES_BESIDE)
 #define OWN_SIGNALS 2112
 #include "moe_mutants.h"
@@ -61,6 +61,7 @@ static void run_mutant(u32 me, target::Box& box, bool decides) {
     case CREW_WAITS_FOR_CREDIT: return run_wg<With<Lawless<READY_MOVES>>>(p, box, decides);
     case FOLD_BEFORE_ROWS: return run_wg<With<Impatient<rows_of_fold>>>(p, box, decides);
     case FORGETS_WHAT_IS_DEALT: return run_wg<With<ForgetsWhatIsDealt<MoeSchedule>>>(p, box, decides);
+    case SAW_IT_BEFORE: return run_wg<With<SawItBefore<MoeSchedule>>>(p, box, decides);
     case LANDS_EARLY: return run_wg<With<LandsEarly>>(p, box, decides);
     case SHARED2_BEFORE_SHARED1: return run_wg<With<Impatient<all_of<SHARED2>>>>(p, box, decides);
     case FOLD_BEFORE_SHARED: return run_wg<With<Impatient<shared_of_fold>>>(p, box, decides);

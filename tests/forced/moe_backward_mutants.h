@@ -173,8 +173,8 @@ template <BackwardRule WITHOUT> struct Unruly : BackwardSchedule {
   Claim choose() {
     const MoeBackwardQueue queue(p);
     const u32 i = target::load(head(MAIN), DEVICE_SCOPE);
-    const bool no_tiles = i >= queue.before_folds();
-    const Work w = i < queue.entries() ? queue.entry(i, segment) : Work{};
+    const Work w = queue.entry(i, at);
+    const bool no_tiles = w.kind == FOLD || w.kind == LEAVE;
     if (no_tiles || target::wg() < p.movers) {
       const Claim m = move();
       if (m && (WITHOUT == ASKS_FOR_PUSHES || !reuses(m.work.chunk, round_of(m.work.row)) || has_inputs_of(*this, m.work))) return m;
@@ -207,6 +207,15 @@ struct DealsUsedSlots : BackwardSchedule {
   using BackwardSchedule::BackwardSchedule;
   Work next_work() {
     all_dealt = p.movers ? p.layout.one(MoeLayout::N_MOVES) : 0;
+    return BackwardSchedule::next_work();
+  }
+};
+
+// Slots are used again, and nobody looks what must be claimed before who waits for them.
+struct ForgetsUsedSlots : BackwardSchedule {
+  using BackwardSchedule::BackwardSchedule;
+  Work next_work() {
+    if (planned) dealt_moves(), some_wait = false;
     return BackwardSchedule::next_work();
   }
 };

@@ -32,6 +32,17 @@ template <class S, class Skips> bool wait_but_for(const S& s, const Work& w, Ski
   return true;
 }
 
+// That the inputs of a work have been seen counts for the next one too.
+template <class S> struct SawItBefore : S {
+  using S::S;
+  Work next_work() {
+    const bool was = this->there;
+    const Work w = S::next_work();
+    this->there |= was;
+    return w;
+  }
+};
+
 // A start is announced before anything is waited for.
 template <class S> struct AnnouncesLate : S {
   using S::S;

@@ -65,9 +65,9 @@ class OwnPeer(Problem):
         for name in ("slices", "slabs", "slab_words", "band"):
             params["pulls"][name] = getattr(plan.pulls, name)
         operands = [
-            Matrix(self.a.data.ptr, plan.rows[0], s.k, s.k, plan.tile.m),
-            Matrix(self.gathered.data.ptr, s.m, s.k, s.k, plan.tile.m),
-            Matrix(self.b.data.ptr, s.n, s.k, s.k, plan.tile.n // 2),
+            Matrix(self.a.data.ptr, plan.rows[0], s.k, s.k, by_rows=True),
+            Matrix(self.gathered.data.ptr, s.m, s.k, s.k, by_rows=True),
+            Matrix(self.b.data.ptr, s.n, s.k, s.k, by_rows=True),
         ]
         return params, plan, operands
 

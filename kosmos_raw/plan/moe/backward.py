@@ -13,7 +13,7 @@ HEAD_COUNTERS = 10 + MAX_RANKS  # hip_kernels/schedule/moe_backward_params.h
 LANES_A_DOT = 16
 FARTHEST = 1 << 30  # bytes from the first row that a tile stores to its last one
 QUANT_WIDTH = 1024  # columns of dY that a WG quantises at a time: many WGs share a tile row, and each reads whole lines
-SPARE_SEGMENTS = 8  # hip_kernels/schedule/moe_backward_queue.h
+SPARE_SEGMENTS = 9  # hip_kernels/schedule/moe_backward_queue.h
 # An FP32 router is three BF16 matrices and dlogits are two: of their products, those that FP32 does not round off.
 ROUTER_PARTS = {1: (0, 0), 3: (0, 0, 1, 1, 2)}  # by parts of the router: which part each copy of dlogits multiplies
 
@@ -71,7 +71,7 @@ class MoeBackwardPlan:
 
     @property
     def piece_words(self) -> int:
-        return 4 + 3 * self.piece_cap + 2 * (6 * self.piece_cap + SPARE_SEGMENTS)
+        return 2 + 3 * self.piece_cap + 2 * (6 * self.piece_cap + SPARE_SEGMENTS)
 
     def router_ld(self, given_weights: bool) -> int:
         """Columns of one copy of dlogits."""
