@@ -274,7 +274,7 @@ def test_the_plan_counts_the_words_that_the_headers_do(tmp_path) -> None:
           const MoeBackwardWords w(p);
           out[0] = w.quantised(rows) - w.head(0);
           out[1] = MoeBackwardQueue(p).words();
-          out[2] = LANES_A_DOT;
+          out[2] = TEAM;
         }}"""
     )
     library = ctypes.CDLL(str(zig.shared_library(source)))

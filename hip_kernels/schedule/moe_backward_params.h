@@ -21,7 +21,7 @@ struct MoeBackwardParams : MoeParams {
   Vec16 *dpre, *dx_rows;   // rings: [x_slots * tile_m] [2 I], [H] bf16
   u64* dweights;           // [tokens * top_k]: of choices' weights, fp32 << 32; below, of their scores
   Vec16* dlogits;          // [tokens][router_rows] fp32
-  u64* partials;           // [tokens * (top_k + 1)][LANES_A_DOT]: parts of inner products
+  u64* partials;           // [tokens * (top_k + 1)][TEAM]: parts of inner products
   // One product makes what router and shared expert give to dX: left [tokens][own_ld] bf16, columns of copies of dlogits
   // first (work/moe_backward.h), of the shared expert's dpre behind; right [own_ld][H], the same of their weights.
   Vec16* own_left;
@@ -42,7 +42,6 @@ struct MoeBackwardParams : MoeParams {
   u32 quants;              // parts in which copies of a tile row of dOut are made; 0: products take it as it comes (BF16)
   u32 lead;                // entries of DGRAD2 behind those of a piece before its WGRAD2 comes: as many as WGs
 };
-constexpr u32 LANES_A_DOT = 16;
 static_assert(sizeof(MoeGradient) == 24 && sizeof(MoeBackwardParams) == sizeof(MoeParams) + 296);
 
 // In MXFP8. Copies along rows have a tile row where the rings have it, copies of columns as elements slot * tile_k and on of

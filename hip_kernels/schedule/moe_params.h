@@ -4,6 +4,7 @@
 #include "mx.h"
 
 constexpr u32 MAX_SCANS = 8;
+constexpr u32 TEAM = 16;  // lanes that move, add or multiply a row between them (work/rows.h), or one
 constexpr u32 MAX_TEAM = 16, MAX_GROUPS = 2 * MAX_TEAM, TOKEN_WORDS = 2 + MAX_GROUPS;  // work/route.h
 
 // Behind Signals, in the same memory: epochs again, one writer a slot. No shape moves a slot: whatever layers follow each

@@ -118,8 +118,7 @@ struct MoeGradients {
   // its choices, and of the shared expert's output if that has a gate.
   DEVICE bool gated() const { return p.S && p.gate_column != NOBODY; }
   DEVICE u32 dots() const { return r.top_k + gated(); }
-  DEVICE u64 partial_at(u64 dot, u32 lane) const { return dot * LANES_A_DOT + lane; }
-  static_assert(LANES_A_DOT == TEAM);
+  DEVICE u64 partial_at(u64 dot, u32 lane) const { return dot * TEAM + lane; }
   // Of x with up to N rows, null where there is none; `dot` is the first one's number. All of WIDE words are on their way at a time.
   template <u32 N> DEVICE void multiply(const Vec16* x, const Vec16* const (&y)[N], u64 dot, u32 place, u32 lanes) const {
     constexpr u32 WIDE = MoeRows::FOLD_WIDE;

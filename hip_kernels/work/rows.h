@@ -1,9 +1,9 @@
 // DOING IT, rows by teams of lanes. A row's lanes have 256 neighbouring bytes at a time, and what a row needs besides its words
 // (where it lies, its weight) is asked for once, not for each word.
 #pragma once
+#include "../schedule/moe_params.h"
 #include "bf16.h"
 
-constexpr u32 TEAM = 16;
 DEVICE inline u32 team_lanes() { return target::lanes() < TEAM ? 1 : TEAM; }
 
 // each(row, place, lanes): by all lanes of a team, `place` being the lane's among them.

@@ -51,7 +51,7 @@ constexpr BackwardPart BACKWARD_PARTS[] = {
     {"dx_rows", &MoeBackwardRank::dx_rows, RING * WIDE},
     {"dweights", &MoeBackwardRank::dweights, MOE_TOKENS * MOE_TOP_K},
     {"dlogits", &MoeBackwardRank::dlogits, MOE_TOKENS * 12},
-    {"partials", &MoeBackwardRank::partials, MOE_TOKENS * (MOE_TOP_K + 1) * LANES_A_DOT},
+    {"partials", &MoeBackwardRank::partials, MOE_TOKENS * (MOE_TOP_K + 1) * TEAM},
     {"own_left", &MoeBackwardRank::own_left, MOE_TOKENS * OWN_LD / 4},
     {"own_right", &MoeBackwardRank::own_right, OWN_LD * WIDE},
     {"own_dx", &MoeBackwardRank::own_dx, MOE_TOKENS * MOE_WIDE / 2},

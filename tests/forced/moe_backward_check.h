@@ -39,7 +39,7 @@ inline void backward_prepare(u32 me, u32 launch) {
   backward_fill(me, &B::dx_rows, ring * w, false, launch);
   backward_fill(me, &B::dweights, T * k, false, launch);
   backward_fill(me, &B::dlogits, T * p.router_rows / 2, false, launch);
-  backward_fill(me, &B::partials, T * (k + 1) * LANES_A_DOT, false, launch);
+  backward_fill(me, &B::partials, T * (k + 1) * TEAM, false, launch);
   backward_fill(me, &B::own_left, T * p.own_ld / 4, false, launch);
   backward_fill(me, &B::own_dx, T * c.H / 2, false, launch);
   backward_fill(me, &B::pieces, MoeBackwardQueue(p).words(), false, launch);

@@ -10,7 +10,7 @@ from .forward import MoeForwardPlan, kernel_of
 
 OP = "moe_backward"
 HEAD_COUNTERS = 10 + MAX_RANKS  # hip_kernels/schedule/moe_backward_params.h
-LANES_A_DOT = 16
+TEAM = 16  # hip_kernels/schedule/moe_params.h
 FARTHEST = 1 << 30  # bytes from the first row that a tile stores to its last one
 QUANT_WIDTH = 1024  # columns of dY that a WG quantises at a time: many WGs share a tile row, and each reads whole lines
 SPARE_SEGMENTS = 9  # hip_kernels/schedule/moe_backward_queue.h
@@ -155,7 +155,7 @@ class MoeBackwardPlan:
         bf16 = {"pre": rows * 2 * f.width, "dpre": rows * 2 * f.width, "dx_rows": rows * c.hidden}
         bf16 |= {"dx": T * c.hidden, "dout": T * c.hidden, "own_left": T * self.own_ld(False)}
         floats = {"dlogits": T * f.router_rows(False), "own_dx": T * c.hidden}
-        words = {"dweights": T * c.top_k, "partials": T * (c.top_k + 1) * LANES_A_DOT, "pieces": self.piece_words}
+        words = {"dweights": T * c.top_k, "partials": T * (c.top_k + 1) * TEAM, "pieces": self.piece_words}
         sizes = {name: 2 * n for name, n in bf16.items()} | {name: 4 * n for name, n in floats.items()}
         sizes |= {f"{name}_copy": f.operand_bytes(*shape) for name, shape in self.copies.items()}
         return sizes | {name: 8 * n for name, n in words.items()}
