@@ -208,13 +208,12 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
   DEVICE u32 key_of_send(const Work& w) const { return key(round_of(w.row), 0) + 4 * rounds_held(); }
   DEVICE u32 key_of_push(const Work& w) const { return key(round_of(w.row), 1); }
   DEVICE bool needs_dweights(Kind k) const { return k == OWN_DX || k == ROUTER_DW; }
-  DEVICE bool in_rounds(Kind k) const {
-    return k == QUANT || k == GEMM1 || k == DGRAD2 || k == DGRAD1 || k == WGRAD2 || k == WGRAD1;
-  }
+  // 0: nothing need be claimed before. Of rounds' tiles that is so where nobody waits for slots.
   DEVICE u32 key_of(const Work& w) const {
     switch (w.kind) {
-      case QUANT: case GEMM1: case DGRAD2: case DGRAD1: return key(round_of(w.row), 2);
+      case QUANT: case GEMM1: case DGRAD2: case DGRAD1: return some_wait ? key(round_of(w.row), 2) : 0;
       case WGRAD2: case WGRAD1: {
+        if (!some_wait) return 0;  // each question is a round trip
         const MoePiece x = MoeBackwardQueue(p).piece(w.row);
         return x.blocks ? key(round_of(x.first), 2) : 0;
       }
@@ -224,7 +223,7 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
   }
   DEVICE Claim before(const Work& w) const {
     dealt_moves();
-    const u32 own = some_wait || !in_rounds(w.kind) ? key_of(w) : 0;  // each question is a round trip
+    const u32 own = key_of(w);
     if (own) {
       const Claim m = next_move(), s = next_send();
       const u32 of_move = m ? key_of_push(m.work) : LAST_KEY, of_send = s ? key_of_send(s.work) : LAST_KEY;

@@ -122,7 +122,7 @@ struct MoeSchedule : MoeClaims<MoeWords> {
         entry = target::add(head(MAIN), 1, DEVICE_SCOPE);
         in_hand = main_at(entry);
       }
-      const Claim c = best((drawn ? entry : target::load(head(MAIN), DEVICE_SCOPE)) >= all_tiles());
+      const Claim c = best((drawn ? entry : 0) >= all_tiles());  // not drawn: seen that there are tiles
       if (c.head == SHARED) {
         there = false;
         if (const Work s = next_shared(); s.kind != LEAVE) return s;

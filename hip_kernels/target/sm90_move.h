@@ -71,7 +71,7 @@ template <class Op> INLINE u32 ring_steps(const typename Op::Schedule& s, const 
   return 0;
 }
 
-// One thread for the first part of each stage (A's loader), another one for the second. `before(k)`: see load_operand.
+// One thread for the first part of each stage (A's loader), another one for the second. `before(k)`: see load_tile.
 template <class Op, bool IS_A, class M, class Before>
 INLINE void load_moved(const typename Op::Schedule& s, const Work& w, u32 shared, RingAt<M>& at, Before before) {
   if constexpr (pulls<Op>()) {

@@ -85,7 +85,7 @@ INLINE void send_panels(Vec16* to, u32 panels, bool there, u32 group, PanelsAt& 
   wait_stores_read<0>();
   arrive_times(last, WARPS);
 }
-// The publisher, a tile. False: a wait gave up, and the tile is not to be published.
+// The publisher's place in the panels of both warpgroups, which take slices in turn.
 struct Turn {
   u32 group = 0;
   PanelsAt now, next;  // of the warpgroup whose turn it is, and of the other one
@@ -95,6 +95,7 @@ struct Turn {
     now = next, next = was, group ^= 1;
   }
 };
+// The publisher, a tile. False: a wait gave up, and the tile is not to be published.
 template <class Op> INLINE bool exchange(const typename Op::Schedule& s, const Work& w, Turn& turn) {
   const auto& p = s.p;
   if (p.g.ranks == 1) return true;

@@ -176,7 +176,7 @@ INLINE u32 start_step(typename M::Sums& sums, u32 shared, RingAt<M>& at, u32 k) 
 #pragma unroll
     for (u32 j = 0; j < M::BLOCKS; j++)
       wgmma<M::SLICE, A_BY_K, B_BY_K>(sums[j], a + i * OPERAND_STEP<A_BY_K> + j * (PANEL_BYTES >> 4), b + i * OPERAND_STEP<B_BY_K>,
-                                   !FIRST || i);
+                                      !FIRST || i);
   wgmma_commit();
   at.advance();
   return read;
@@ -250,18 +250,19 @@ template <class M> struct Slice {
   const TileOperands& t;  // of the whole tile
   u32 first, shared;
   bool one;
+  INLINE u32 panel(u32 which) const {  // of this warpgroup
+    return one ? shared + RESULT_AT + lane() / 128 * 4 * WARP_PANEL : panel_at(shared, lane() / 128, which);
+  }
 };
 
 // Plain rows of BF16.
 template <bool THROUGH, class M, class Line> INLINE void store_rows(const Slice<M>& s, const TileResult& to, Line line) {
   constexpr u32 ACROSS = M::SLICE / PANEL;
-  const u32 shared = s.shared;
-  const bool one = s.one;
 #pragma unroll
   for (u32 n = 0; n < M::BLOCKS * ACROSS; n++) {
     const u32 b = n / ACROSS, c = n % ACROSS;
-    const WarpPanel panel(one ? shared + RESULT_AT + lane() / 128 * 4 * WARP_PANEL : panel_at(shared, lane() / 128, n % 2));
-    if (one) __syncwarp();  // the panel before has been read by all
+    const WarpPanel panel(s.panel(n % 2));
+    if (s.one) __syncwarp();  // the panel before has been read by all
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
       const float* x = s.sums[b] + c * 32 + i * 8;
@@ -279,9 +280,7 @@ static_assert(16 * SUM_COLUMNS * 4 == WARP_PANEL);
 struct SumPanel {
   u32 at;
   template <class M>
-  INLINE explicit SumPanel(const Slice<M>& s)
-      : at((s.one ? s.shared + RESULT_AT + lane() / 128 * 4 * WARP_PANEL : panel_at(s.shared, lane() / 128, 0)) +
-           lane() / 32 % 4 * WARP_PANEL) {}
+  INLINE explicit SumPanel(const Slice<M>& s) : at(s.panel(0) + lane() / 32 % 4 * WARP_PANEL) {}
   // Units of 16 bytes are exchanged within a row, so that no bank is asked twice at a time.
   INLINE u32 place(u32 row, u32 unit) const { return at + row * 128 + ((unit ^ (row * 2 % 8 | row / 4 % 2)) * 16); }
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..device.base import Link, Tile
-from .tiles import STEP, end_of_tiles, slices, tile_count, tile_time
+from .tiles import STEP, end_of_tiles, slices_of, tile_count, tile_time
 
 MOST_MOVERS = 24  # of an all-gather; more gained nothing
 LEAST_PULL = (
@@ -101,8 +101,8 @@ def choose(
             moved_us = BEGIN_US + moved.nbytes / (rate * 1e3)
             end, taken = end_of_tiles(count, whole, half if halves else whole, workgroups - away, away, moved_us)
             # Only a tile's first slice can begin before all of its rows have come.
-            late = slices(tile.n) - 1 + min(k, slab_k(k)) / max(1, k)
-            tail = END_US + whole * late / slices(tile.n) if moved.awaited else 0.0
+            late = slices_of(tile.n) - 1 + min(k, slab_k(k)) / max(1, k)
+            tail = END_US + whole * late / slices_of(tile.n) if moved.awaited else 0.0
             found.append(
                 (Chosen(crew, tile, count - taken, max(end, moved_us + tail), moved_us), abs(crew - saturates), i)
             )

@@ -15,15 +15,15 @@ STEP, SLICE = 64, 128  # k, and columns, that are multiplied at a time
 AGAIN = 1.03
 
 
-def slices(columns: int) -> int:
+def slices_of(columns: int) -> int:
     """Of a tile so many columns wide: they are multiplied one after the other."""
     return -(-columns // SLICE)
 
 
 def tile_time(columns: int, k: int) -> float:
     """Of a tile so many columns wide, in those units."""
-    several = slices(columns) > 1
-    return -(-k // STEP) * slices(columns) * SLICE * (AGAIN if several else 1) + FIXED
+    count = slices_of(columns)
+    return -(-k // STEP) * count * SLICE * (AGAIN if count > 1 else 1) + FIXED
 
 
 def tile_count(tile: Tile, rows: Sequence[int], n: int) -> int:
