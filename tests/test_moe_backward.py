@@ -148,16 +148,24 @@ def test_gradients_are_slopes_of_the_kernel_itself() -> None:
         assert abs(got / wanted - 1) < 0.02, (name, got, wanted)
 
 
-MISTAKES = {
-    "softmax after top-k": ("if (of_chosen_alone()) dv *= v;", "if (of_chosen_alone()) dv *= 1.01f * v;"),
-    "hash, clamped": ("(1.f + g * one_minus)", "(1.f + 0.98f * g * one_minus)"),
-    "gated shared": ("copy % 2 ? low : high", "copy % 2 ? low & 0 : high"),
-}
+ROLES, SCALARS = "work/moe_backward.h", "work/scalar.h"
+MISTAKES = [
+    ("softmax after top-k", ROLES, "if (of_chosen_alone()) dv *= v;", "if (of_chosen_alone()) dv *= 1.01f * v;"),
+    ("hash, clamped", ROLES, "target::fma(silu, 1.f - s, s)", "target::fma(0.98f * silu, 1.f - s, s)"),
+    (
+        "hash, clamped",
+        SCALARS,
+        "cuts_gate(float x) const { return x > at",
+        "cuts_gate(float x) const { return x > 9 * at",
+    ),
+    ("hash, clamped", SCALARS, "return x > at || x < -at", "return x > at || x < -9 * at"),
+    ("gated shared", ROLES, "copy % 2 ? low : high", "copy % 2 ? low & 0 : high"),
+]
 
 
-@pytest.mark.parametrize("rule", MISTAKES)
-def test_mistakes_in_the_kernel_are_found(rule: str, mutated) -> None:
-    mutated("work/moe_backward.h", *MISTAKES[rule])
+@pytest.mark.parametrize(("rule", "file", "right", "wrong"), MISTAKES)
+def test_mistakes_in_the_kernel_are_found(rule: str, file: str, right: str, wrong: str, mutated) -> None:
+    mutated(file, right, wrong)
     case = moe.MoeCase(RULES[rule], (40, 21), iters=1, repeats=1, into="set_f32")
     outcome = judged(case)
     assert not outcome.passed and outcome.bitwise_repeat and "gradient of" in outcome.problems[0]

@@ -251,7 +251,7 @@ H_OF_FP32 = """
         u32 x[MX_BLOCK];
         for (u32 j = 0; j < MX_BLOCK; j++) {
           const u16* pre = (const u16*)p.pre + (first + r) * 2 * p.I + (k + j) / 16 * 32 + j % 16;
-          x[j] = bits_of(swiglu(from_bf16(pre[0]), from_bf16(pre[16]), p.clamp));
+          x[j] = bits_of(swiglu(from_bf16(pre[0]), from_bf16(pre[16]), Limit{p.clamp}));
         }
         put_block(mx.h, first + r, k, x);
       }

@@ -4,8 +4,8 @@
 //   loaders    bring operands into the ring, one A and one B, or what is moved; run ahead as far as the ring goes. B's says how
 //              large a tile is
 //   workers    multiply and store, a warpgroup a slice of a tile; or both add, or do whatever else is no copy
-//   publisher  stores copies, waits for all stores, and publishes: workers never wait for a fence. Or it moves beside
-//              them (sm90_beside.h, and with its whole warp sm90_beside_sums.h)
+//   publisher  stores copies and rows of wide tiles, waits for all stores, and publishes: workers never wait for a fence. Or
+//              it moves beside them (sm90_beside.h, and with its whole warp sm90_beside_sums.h)
 //
 // So the next work is claimed while the last one is multiplied, and its operands are loaded while that is stored. The
 // decider asks when A's loader has few stages left: late, so that no WG holds work that another could begin sooner, and
@@ -37,6 +37,8 @@ struct Slots {
   INLINE u32 copied() const { return barrier(4 * COUNT + 1); }                  // the publisher has emptied the ring of a PULL
   INLINE u32 work(u32 n) const { return barrier(4 * COUNT + 2) + n % COUNT * 16; }
   INLINE u32 sizes(u32 n) const { return barrier(6 * COUNT + 2) + n % COUNT * 16; }
+  INLINE u32 placed(u32 n) const { return barrier(8 * COUNT + 2 + n % COUNT); }  // B's loader has said where its rows go
+  INLINE u32 place_of(u32 n) const { return barrier(9 * COUNT + 2) + n % COUNT * 16; }
   INLINE static u32 parity(u32 n) { return n / COUNT % 2; }
 
   INLINE void init_all(bool published) const {
@@ -45,6 +47,7 @@ struct Slots {
       init(worked(i), WORKERS / 32);
       init(empty(i), published ? READERS : READERS - 1);
       init(described(i), 1);
+      init(placed(i), 1);
     }
     init(soon(), 1);
     init(copied(), 1);
@@ -68,6 +71,15 @@ struct Slots {
                  : "r"(sizes(n)) : "memory");
     return t;
   }
+  INLINE void place(u32 n, const SumsTo& rows) const {
+    asm volatile("st.shared.v2.u64 [%0], {%1, %2};" ::"r"(place_of(n)), "l"(rows.c), "l"((u64)rows.separated << 32 | rows.ld) : "memory");
+    arrive(placed(n));
+  }
+  INLINE SumsTo place(u32 n) const {
+    wait(placed(n), parity(n));
+    const Vec16 v = load_shared(place_of(n));
+    return {(void*)v.lo, 0, (u32)v.hi, SET_BF16, 0, (u32)(v.hi >> 32)};
+  }
   INLINE bool is_filled(u32 n) const { return has_passed(filled(n), parity(n)); }
   INLINE Work get(u32 n) const {
     wait(filled(n), parity(n));
@@ -79,7 +91,7 @@ struct Slots {
     return w;
   }
 };
-static_assert(SLOTS_BYTES >= 8 * (8 * Slots::COUNT + 2) && SLOTS_AT + SLOTS_BYTES <= DYNAMIC_SHARED_BYTES && SLOTS_AT % 16 == 0);
+static_assert(SLOTS_BYTES >= 8 * (11 * Slots::COUNT + 2) && SLOTS_AT + SLOTS_BYTES <= DYNAMIC_SHARED_BYTES && SLOTS_AT % 16 == 0);
 
 template <class Op> INLINE void decide(const typename Op::Params& p, const Slots& slots) {
   typename Op::Schedule schedule(p);
@@ -115,7 +127,8 @@ template <class Op, bool IS_A>
 INLINE void load(const typename Op::Params& p, const Operands& o, const Slots& slots, u32 shared) {
   const typename Op::Schedule schedule(p);  // never begun: all but next_work needs nothing but the params
   for (u32 i = 0; i < o.count; i++) prefetch(&o.maps[i]);
-  RingAt<MadeOf<Op>> at;
+  using M = MadeOf<Op>;
+  RingAt<M> at;
   u32 last_steps = ~0u;
   for (u32 n = 0;; n++) {
     const Work w = slots.get(n);
@@ -130,8 +143,9 @@ INLINE void load(const typename Op::Params& p, const Operands& o, const Slots& s
     u32 part = 1, part_at = 0, part_steps = 0;
     if constexpr (requires { schedule.wait_part(w, 0u); })  // several parts are whole steps each; the first slice waits for them
       part_at = part_steps = (schedule.part_k() + TILE_K - 1) / TILE_K;
+    bool placed = false;
     const u32 of_slice = k_steps(t);
-    last_steps = is_tile(w.kind) ? MadeOf<Op>::slices(t.cols) * of_slice : ~0u;
+    last_steps = is_tile(w.kind) ? M::slices(t.cols) * of_slice : ~0u;
     const auto before = [&](u32 k, u32 steps) {
       if constexpr (IS_A) {
         if constexpr (requires { schedule.wait_part(w, 0u); }) {
@@ -142,12 +156,17 @@ INLINE void load(const typename Op::Params& p, const Operands& o, const Slots& s
           }
         }
         if (!said && steps - k <= asks_ahead<Op>()) arrive(slots.soon()), said = true;
+      } else if constexpr (is_wide<Op>()) {
+        if (!is_tile(w.kind) || k != (steps > M::STAGES ? M::STAGES : steps - 1)) return;
+        slots.place(n, staged_to<Op>(p, w, t));  // the ring is full: there is time
+        placed = true;
       }
     };
     order_with_tma();  // others' stores of what is loaded now
     if (is_tile(w.kind)) load_tile<Op, IS_A>(w, t, o, shared, at, before);
     else load_moved<Op, IS_A>(schedule, w, shared, at, before);
     if (IS_A && !said) arrive(slots.soon());
+    if (!IS_A && is_wide<Op>() && !placed) slots.place(n, {});  // of every work, as it is described
   }
 }
 
@@ -191,16 +210,25 @@ template <class Op> INLINE void publish(const typename Op::Params& p, const Slot
       if (is_tile(w.kind)) done = exchange<Op>(schedule, w, turn);
     }
     wait(slots.worked(n), slots.parity(n));
-    if (done) schedule.finish(w);
-    trace.mark(p.g, DONE, w);
-    arrive(slots.empty(n));
+    if constexpr (is_wide<Op>()) {  // with the whole warp
+      if (is_tile(w.kind)) {
+        if (const SumsTo to = slots.place(n); to.c) store_staged(slots.description(n), to, shared);
+      }
+      __syncwarp();  // all lanes' stores, then the word of one
+    }
+    if (!is_wide<Op>() || threadIdx.x % 32 == 0) {
+      if (done) schedule.finish(w);
+      trace.mark(p.g, DONE, w);
+      arrive(slots.empty(n));
+    }
+    if (is_wide<Op>()) __syncwarp();  // or the one would store alone
   }
 }
 
-// The workers, one warpgroup of them: a slice of a tile.
+// The workers, one warpgroup of them: a slice of a tile, of work n.
 template <class Op>
-INLINE void build(const typename Op::Params& p, const Work& w, const TileOperands& t, u32 first, u32 shared, RingAt<MadeOf<Op>>& at,
-                  Turns& turns, PanelsAt& panels) {
+INLINE void build(const typename Op::Params& p, const Slots& slots, u32 n, const Work& w, const TileOperands& t, u32 first, u32 shared,
+                  RingAt<MadeOf<Op>>& at, Turns& turns, PanelsAt& panels) {
   using M = MadeOf<Op>;
   typename M::Sums sums;
   multiply_slice<Op>(sums, w, t.K, shared, at, turns);
@@ -209,6 +237,10 @@ INLINE void build(const typename Op::Params& p, const Work& w, const TileOperand
     if (w.chunk != p.g.rank) send_slice(slice, panels);
     else if (p.g.ranks > 1) add_slice(slice, p.g, Op::own_rows(p, w), panels);
     else store_rows<false>(slice, Op::own_rows(p, w), same_line);
+  } else if (is_wide<Op>() && slots.place(n).c) {
+    // What was staged of the work before has been stored, long ago: its publisher waits for nothing but memory.
+    if (n) wait(slots.empty(n - 1), slots.parity(n - 1));
+    stage_rows(slice);
   } else hand_over<Op>(p, w, slice);
 }
 
@@ -234,7 +266,7 @@ template <class Op> INLINE void work(const typename Op::Params& p, const Slots& 
       for (u32 first = 0; t.K && first < t.cols; first += MadeOf<Op>::SLICE) {
         const bool mine = is_wide<Op>() || turns.next_is_mine();
         if (!is_wide<Op>()) last = mine;
-        if (mine) build<Op>(p, w, t, first, shared, at, turns, panels);
+        if (mine) build<Op>(p, slots, n, w, t, first, shared, at, turns, panels);
         else at.skip(k_steps(t));
       }
       if constexpr (has_copies<Op>())
@@ -283,7 +315,8 @@ template <class Op> INLINE void run(const typename Op::Params& p, const Operands
       if constexpr (can_add_beside<Op>()) add_beside<Op>(p, dynamic_shared, thread);
       else if constexpr (can_pull_beside<Op>())
         if (thread < RUNS) pull_beside<Op>(p, dynamic_shared, thread);
-    } else if (thread == 0) {
+    } else if (warp == 3 && is_wide<Op>()) publish<Op>(p, slots, shared);
+    else if (thread == 0) {
       if (warp == 0) decide<Op>(p, slots);
       else if (warp == 1) load<Op, true>(p, o, slots, shared);
       else if (warp == 2) load<Op, false>(p, o, slots, shared);

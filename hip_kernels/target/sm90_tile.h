@@ -5,7 +5,8 @@
 //              takes 0.9 of the time of the other way, and no product takes longer
 //   wide       64 rows each. A quarter fewer bytes are loaded. Where matrices come from memory and tiles that share them are not
 //              begun together, as those of experts are not, what one has loaded must still be in L2 when another one comes to
-//              it: Llama 4's products took up to 1.5 times as long in slices
+//              it: Llama 4's products took up to 1.5 times as long in slices. Three stages in the ring do (a fourth took no cycle
+//              off); where it was, rows of BF16 wait to be stored while the next tile is multiplied
 //
 // In the ring lie panels of 64 lines by 64 elements, 8 KiB. An operand whose lines are rows or columns of the tile is loaded
 // by boxes of 128 lines; one whose lines are k by a box each panel.
@@ -24,8 +25,8 @@ static_assert(PANEL * TILE_K * 2 == PANEL_BYTES);
 // How tiles are made. A thread's sums: of each of its warpgroup's blocks, of 8 columns two neighbours in row lane / 4 and two in
 // the row 8 below, of its warp's 16.
 template <bool WIDE> struct Made {
-  static constexpr u32 BLOCKS = WIDE ? 1 : 2, SLICE = WIDE ? TILE_N : TILE_N / 2, STAGES = WIDE ? 4 : 6;
-  static constexpr u32 STAGE_BYTES = (TILE_M + SLICE) / PANEL * PANEL_BYTES;
+  static constexpr u32 BLOCKS = WIDE ? 1 : 2, SLICE = WIDE ? TILE_N : TILE_N / 2, STAGES = WIDE ? 3 : 6;
+  static constexpr u32 STAGE_BYTES = (TILE_M + SLICE) / PANEL * PANEL_BYTES, RING_BYTES = STAGES * STAGE_BYTES;
   using Sums = float[BLOCKS][SLICE / 2];
   INLINE static u32 first_row(u32 block) {  // of its warp's
     return (WIDE ? lane() / 128 : block) * BLOCK_ROWS + lane() / 32 % 4 * 16;
@@ -38,12 +39,14 @@ template <class Op> INLINE constexpr bool is_wide() {
 }
 template <class Op> using MadeOf = Made<is_wide<Op>()>;
 
-// Shared memory: the ring; two panels of results for each warpgroup, of which a warp has 16 rows; barriers and the slots.
-constexpr u32 MOST_STAGES = Made<false>::STAGES, RING_BYTES = MOST_STAGES * Made<false>::STAGE_BYTES, WARP_PANEL = 16 * PANEL * 2;
-static_assert(RING_BYTES == Made<true>::STAGES * Made<true>::STAGE_BYTES);
-constexpr u32 RESULT_AT = RING_BYTES, CONTROL_AT = RESULT_AT + WORKERS / 32 * 2 * WARP_PANEL;
+// Shared memory: the ring; results; barriers and the slots. Results are, in slices, two panels of 64 rows for each warpgroup, of
+// which a warp has 16 rows; wide, a whole tile of BF16, and of sums that are not stored so one panel for each warpgroup.
+constexpr u32 MOST_STAGES = Made<false>::STAGES, WARP_PANEL = 16 * PANEL * 2;
+constexpr u32 RESULT_AT = Made<false>::RING_BYTES, CONTROL_AT = RESULT_AT + WORKERS / 32 * 2 * WARP_PANEL;
+constexpr u32 STAGED_AT = Made<true>::RING_BYTES, SUMS_AT = STAGED_AT + TILE_M * TILE_N * 2;
+static_assert(SUMS_AT + WORKERS / 32 * WARP_PANEL == CONTROL_AT);
 constexpr u32 LOADED_AT = CONTROL_AT, READ_AT = LOADED_AT + MOST_STAGES * 8;  // one barrier each a stage
-constexpr u32 TURN_AT = READ_AT + MOST_STAGES * 8, SLOTS_AT = TURN_AT + 2 * 8, SLOTS_BYTES = 288;  // of the slots: sm90_run.h
+constexpr u32 TURN_AT = READ_AT + MOST_STAGES * 8, SLOTS_AT = TURN_AT + 2 * 8, SLOTS_BYTES = 368;  // of the slots: sm90_run.h
 constexpr u32 DYNAMIC_SHARED_BYTES = 230400;
 
 // The matrices that the launch's tiles lie in: first those whose lines are rows or columns of tiles, then those whose lines
@@ -219,13 +222,15 @@ INLINE u32 panel_at(u32 shared, u32 group, u32 which) { return shared + RESULT_A
 // the result together.
 struct WarpPanel {
   u32 at;  // the warp's first row
-  INLINE explicit WarpPanel(u32 panel) : at(panel + lane() / 32 % 4 * WARP_PANEL) {}
+  INLINE explicit WarpPanel(u32 panel, u32 warp = lane() / 32 % 4) : at(panel + warp * WARP_PANEL) {}
   INLINE u32 matrices(u32 i) const {  // 16 columns, from column 16 i on, as WGMMA leaves them
     const u32 l = lane() % 32, row = l % 16;
     return at + row * 128 + ((i * 32 + l / 16 * 16) ^ (row % 8 * 16));
   }
   INLINE void put(u32 i, u32 a, u32 b, u32 c, u32 d) const { store_matrices(matrices(i), a, b, c, d); }
   INLINE void get(u32 i, u32 (&v)[4]) const { load_matrices(matrices(i), v); }
+
+  INLINE Vec16 row_words(u32 row) const { return load_shared(at + row * 128 + ((lane() % 8 * 16) ^ (row % 8 * 16))); }
 
   // The rows, from `first` of the tile on, go to columns `from` and on of its result, whose row i is line(i) of it. THROUGH: past
   // every cache.
@@ -235,7 +240,7 @@ struct WarpPanel {
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
       const u32 row = l / 8 + i * 4;
-      const Vec16 v = load_shared(at + row * 128 + ((l % 8 * 16) ^ (row % 8 * 16)));
+      const Vec16 v = row_words(row);
       Vec16* place = (Vec16*)(to.c + ((u64)line(first + row) * to.ldc + column) / 4);
       if (first + row >= t.rows || column >= t.cols) continue;
       if constexpr (THROUGH) write_through(place, v);
@@ -251,25 +256,68 @@ template <class M> struct Slice {
   u32 first, shared;
   bool one;
   INLINE u32 panel(u32 which) const {  // of this warpgroup
+    if (M::BLOCKS == 1) return shared + SUMS_AT + lane() / 128 * 4 * WARP_PANEL;
     return one ? shared + RESULT_AT + lane() / 128 * 4 * WARP_PANEL : panel_at(shared, lane() / 128, which);
   }
 };
 
-// Plain rows of BF16.
+// Rounded sums of 64 columns of a block, of this warp.
+template <class M> INLINE void put_panel(const WarpPanel& panel, const Slice<M>& s, u32 block, u32 column) {
+#pragma unroll
+  for (u32 i = 0; i < 4; i++) {
+    const float* x = s.sums[block] + column / 2 + i * 8;
+    panel.put(i, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+  }
+}
+// Plain rows of BF16: stored by who has made them, panel by panel.
 template <bool THROUGH, class M, class Line> INLINE void store_rows(const Slice<M>& s, const TileResult& to, Line line) {
   constexpr u32 ACROSS = M::SLICE / PANEL;
 #pragma unroll
   for (u32 n = 0; n < M::BLOCKS * ACROSS; n++) {
-    const u32 b = n / ACROSS, c = n % ACROSS;
+    const u32 b = n / ACROSS, c = n % ACROSS * PANEL;
     const WarpPanel panel(s.panel(n % 2));
     if (s.one) __syncwarp();  // the panel before has been read by all
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) {
-      const float* x = s.sums[b] + c * 32 + i * 8;
-      panel.put(i, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
-    }
+    put_panel(panel, s, b, c);
     __syncwarp();  // also: the panel of two before has been read by all
-    panel.store<THROUGH>(s.t, to, M::first_row(b), s.first + c * PANEL, line);
+    panel.store<THROUGH>(s.t, to, M::first_row(b), s.first + c, line);
+  }
+}
+
+// Of a wide tile whose result is plain rows of BF16: workers leave it in shared memory and go on, and the publisher stores it.
+// A panel: of a warpgroup, from column c * PANEL on.
+INLINE u32 staged_at(u32 shared, u32 group, u32 c) { return shared + STAGED_AT + (group * (TILE_N / PANEL) + c) * 4 * WARP_PANEL; }
+template <class M> INLINE void stage_rows(const Slice<M>& s) {
+#pragma unroll
+  for (u32 c = 0; c < TILE_N / PANEL; c++) put_panel(WarpPanel(staged_at(s.shared, lane() / 128, c)), s, 0, c * PANEL);
+}
+// The publisher, with its whole warp: 16 rows of a panel at a time, and the next ones are on their way. Multiplications leave little
+// of shared memory's bandwidth: one after the other took 9000 cycles a tile.
+INLINE void store_staged(const TileOperands& t, const SumsTo& to, u32 shared) {
+  constexpr u32 TIMES = 4, PANELS = TILE_N / PANEL;
+  const u32 l = lane() % 32;
+  const auto row = [&](u32 i) { return l / 8 + i * 4; };
+  const auto get = [&](Vec16(&v)[TIMES], u32 first, u32 c) {
+    const WarpPanel panel(staged_at(shared, first / 64, c), first / 16 % 4);
+#pragma unroll
+    for (u32 i = 0; i < TIMES; i++) v[i] = panel.row_words(row(i));
+  };
+  Vec16 v[TIMES], next[TIMES];
+  get(v, 0, 0);
+#pragma unroll 1
+  for (u32 first = 0; first < t.rows; first += 16) {
+    Vec16* rows[TIMES];
+#pragma unroll
+    for (u32 i = 0; i < TIMES; i++) rows[i] = (Vec16*)((u64*)to.c + (u64)to.line(first + row(i)) * to.ld / 4) + l % 8;
+#pragma unroll
+    for (u32 c = 0; c < PANELS; c++) {
+      if (c + 1 < PANELS) get(next, first, c + 1);
+      else if (first + 16 < t.rows) get(next, first + 16, 0);
+#pragma unroll
+      for (u32 i = 0; i < TIMES; i++)
+        if (first + row(i) < t.rows && c * PANEL + l % 8 * 8 < t.cols) write(rows[i] + c * PANEL / 8, v[i]);
+#pragma unroll
+      for (u32 i = 0; i < TIMES; i++) v[i] = next[i];
+    }
   }
 }
 
@@ -319,8 +367,9 @@ template <class M> INLINE SumsAt sums_at(const Slice<M>& s, u32 which) {
   constexpr u32 ACROSS = M::SLICE / SUM_COLUMNS;
   return {M::first_row(which / ACROSS), s.first + which % ACROSS * SUM_COLUMNS};
 }
-// What a tile has in memory is read one panel ahead, four rows at a time for each lane: else each panel waits for memory.
-template <class M, class To> INLINE void hand_sums_over(const Slice<M>& s, const To& to) {
+// What a tile has in memory is read one panel ahead, four rows at a time for each lane: else each panel waits for memory. WHOLE: no
+// row and no column is missing. Then nothing is asked for each four, and what is made of several is made side by side.
+template <bool WHOLE, class M, class To> INLINE void hand_sums_over(const Slice<M>& s, const To& to) {
   constexpr u32 TIMES = 4;
   using Was = decltype(to.was(0, 0));
   const SumPanel panel(s);
@@ -330,20 +379,25 @@ template <class M, class To> INLINE void hand_sums_over(const Slice<M>& s, const
     const u32 column = at.column + lane() % 8 * 4;
 #pragma unroll
     for (u32 i = 0; i < TIMES; i++)
-      if (at.row + row(i) < s.t.rows && column < s.t.cols) f(i, at.row + row(i), column);
+      if (WHOLE || (at.row + row(i) < s.t.rows && column < s.t.cols)) f(i, at.row + row(i), column);
   };
   Was was[TIMES] = {}, next[TIMES] = {};
   each(0, [&](u32 i, u32 row, u32 column) { was[i] = to.was(row, column); });
 #pragma unroll 1
   for (u32 which = 0; which < SUM_PANELS<M>; which++) {
     if (which + 1 < SUM_PANELS<M>) each(which + 1, [&](u32 i, u32 row, u32 column) { next[i] = to.was(row, column); });
-    if (sums_at(s, which).column < s.t.cols) {
+    if (WHOLE || sums_at(s, which).column < s.t.cols) {
       panel.put(s.sums, which);
       each(which, [&](u32 i, u32 at_row, u32 column) { to.put(at_row, column, panel.get(row(i), lane() % 8).at, was[i]); });
     }
 #pragma unroll
     for (u32 i = 0; i < TIMES; i++) was[i] = next[i];
   }
+}
+template <class M, class To> INLINE void hand_sums_over(const Slice<M>& s, const To& to) {
+  if constexpr (requires { To::MAKES_MUCH; })
+    if (s.t.rows == TILE_M && s.first + M::SLICE <= s.t.cols) return hand_sums_over<true>(s, to);
+  hand_sums_over<false>(s, to);
 }
 // The same of columns that alternate in blocks of GATED: four of gate and the four of up; column is that of one of both.
 template <class M, class To> INLINE void hand_gated_over(const Slice<M>& s, const To& to) {
@@ -386,8 +440,11 @@ template <class Op> INLINE void hand_over_zeros(const typename Op::Params& p, co
 template <class M, class To> INLINE void hand_sums_over_as(const Slice<M>& s, const To& to) {
   if constexpr (__is_same(To, SumsInto<SET_BF16>)) {
     const SumsTo& rows = to.to;
-    store_rows<false>(s, {(u64*)rows.c + rows.first / 4, rows.ld}, [&](u32 row) { return rows.line(row); });
-  } else hand_sums_over(s, to);
+    if constexpr (M::BLOCKS > 1)  // wide tiles' are staged
+      store_rows<false>(s, {(u64*)rows.c + rows.first / 4, rows.ld}, [&](u32 row) { return rows.line(row); });
+  } else if constexpr (requires { to.specialise([](const auto&) {}); })
+    to.specialise([&](const auto& plain) { hand_sums_over(s, plain); });
+  else hand_sums_over(s, to);
 }
 // What an operator has that offers store alone.
 template <class Op> struct Stored {
@@ -401,16 +458,35 @@ template <class Op> struct Stored {
 template <class Op, class M> INLINE void hand_over(const typename Op::Params& p, const Work& w, const Slice<M>& s) {
   const Epilogue how = epilogue<Op>(w);
   if (how == ROWS) {
-    if constexpr (requires { Op::result(p, w); })
-      store_rows<through<Op>()>(s, Op::result(p, w), same_line);
-    else if constexpr (requires { Op::store(p, w, 0u, 0u, 0ull); })
+    if constexpr (requires { Op::result(p, w); }) {
+      if constexpr (M::BLOCKS > 1) store_rows<through<Op>()>(s, Op::result(p, w), same_line);
+    } else if constexpr (requires { Op::store(p, w, 0u, 0u, 0ull); })
       hand_sums_over(s, Stored<Op>{p, w});
     else static_assert(requires { Op::sums_to(p, w); }, "rows of this operator would go nowhere");
     return;
   }
   if constexpr (requires { Op::gated_to(p, w); })
-    if (how == GATED_SUMS) return hand_gated_over(s, Op::gated_to(p, w));
+    if (how == GATED_SUMS) return Op::gated_to(p, w).specialise([&](const auto& to) { hand_gated_over(s, to); });
   if constexpr (requires { Op::sums_to(p, w); })
     if (how == SUMS) sums_of<Op>(p, w, s.t).visit([&](const auto& to) { hand_sums_over_as(s, to); });
+}
+// Where the rows of a wide tile are stored that are staged: c is its first element, and null where something else becomes of it. B's
+// loader looks it up, for it takes 2000 cycles of questions that workers would wait for.
+template <class Op> INLINE SumsTo staged_to(const typename Op::Params& p, const Work& w, const TileOperands& t) {
+  const Epilogue how = epilogue<Op>(w);
+  SumsTo rows = {};
+  if constexpr (requires { Op::result(p, w); }) {
+    static_assert(!through<Op>(), "rows of wide tiles are not stored past caches");
+    if (how == ROWS) {
+      const TileResult to = Op::result(p, w);
+      return {to.c, 0, to.ldc, SET_BF16};
+    }
+  }
+  if constexpr (requires { Op::sums_to(p, w); })
+    if (how == SUMS)
+      sums_of<Op>(p, w, t).visit([&]<class To>(const To& to) {
+        if constexpr (__is_same(To, SumsInto<SET_BF16>)) rows = begun_at_zero(to.to);
+      });
+  return rows;
 }
 }  // namespace target

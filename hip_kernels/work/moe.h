@@ -112,8 +112,12 @@ struct SwigluTo {
   Vec16 *pre, *h;
   u64 first;          // the tile's first row
   u32 width, column;  // column: the tile's first one, of h
-  float limit;
+  float limit;        // infinity: none
   DEVICE void put(u32 row, u32 column_in, const float (&gate)[4], const float (&up)[4]) const {
+    put(row, column_in, gate, up, Limit{limit});
+  }
+  template <class F> DEVICE void specialise(F f) const;  // kernels/tile_operands.h
+  template <class L> DEVICE void put(u32 row, u32 column_in, const float (&gate)[4], const float (&up)[4], const L& limit) const {
     const u64 g = pack_bf16(gate[0], gate[1], gate[2], gate[3]), u = pack_bf16(up[0], up[1], up[2], up[3]);
     const u64 at = (first + row) * width;
     const u32 c = column + column_in;
@@ -127,3 +131,11 @@ struct SwigluTo {
     target::write((u64*)h + (at + c) / 4, pack_bf16(x[0], x[1], x[2], x[3]));
   }
 };
+struct SwigluToUnlimited {
+  const SwigluTo& to;
+  DEVICE void put(u32 row, u32 column, const float (&gate)[4], const float (&up)[4]) const { to.put(row, column, gate, up, NoLimit()); }
+};
+template <class F> DEVICE inline void SwigluTo::specialise(F f) const {
+  if (limit == float_of(FP32_INFINITY)) f(SwigluToUnlimited{*this});
+  else f(*this);
+}

@@ -4,15 +4,14 @@
 #include "moe.h"
 #include "moe_backward_plan.h"
 
-// h, and the gradients of gate and up from that of h, of values as the forward has kept them. A gradient passes at the limit.
+// h, and the gradients of gate and up from that of h, of values as the forward has kept them.
 struct Gated {
   float h, gate, up;
 };
-DEVICE inline Gated swiglu_gradient(float gate, float up, float dh, float limit) {
-  const float g = gate > limit ? limit : gate, u = up > limit ? limit : up < -limit ? -limit : up;
-  float one_minus;
-  const float s = fast_sigmoid(g, one_minus), silu = g * s;
-  return {silu * u, gate > limit ? 0 : dh * u * s * (1.f + g * one_minus), up > limit || up < -limit ? 0 : dh * silu};
+template <class L> DEVICE inline Gated swiglu_gradient(float gate, float up, float dh, const L& limit) {
+  const float g = limit.gate(gate), u = limit.up(up), s = fast_sigmoid(g), silu = g * s;
+  const float slope = target::fma(silu, 1.f - s, s);
+  return {silu * u, limit.cuts_gate(gate) ? 0 : dh * u * slope, limit.cuts_up(up) ? 0 : dh * silu};
 }
 
 // Where four neighbours of one of both lie in a matrix whose columns (or rows) alternate in blocks of GATED.
@@ -35,19 +34,33 @@ struct DSwigluTo {
     return {target::read(from), target::read(from + target::GATED / 4)};
   }
   DEVICE void put(u32 row, u32 column_in, const float (&sums)[4], const Vec16& was) const {
-    const float weight = weights ? sigmoid(float_at(weights, weight_at + (u64)row * weight_ld)) : 1.f;
+    put(row, column_in, sums, was, weights ? sigmoid(float_at(weights, weight_at + (u64)row * weight_ld)) : 1.f, Limit{limit});
+  }
+  template <class F> DEVICE void specialise(F f) const;  // kernels/tile_operands.h
+  template <class L>
+  DEVICE void put(u32 row, u32 column_in, const float (&sums)[4], const Vec16& was, float weight, const L& limit) const {
     Gated x[4];
     for (u32 i = 0; i < 4; i++)
       x[i] = swiglu_gradient(bf16_at(was, i), bf16_at(was, 4 + i), sums[i] * weight, limit);
     const u64 kept = pack_bf16(x[0].h, x[1].h, x[2].h, x[3].h);  // as the forward has rounded it
     float y[4];
     for (u32 i = 0; i < 4; i++) y[i] = weight * from_bf16(kept >> 16 * i & 0xffff);
-    target::write(h + (u64)row * h_words + (column + column_in) / 4, pack_bf16(y[0], y[1], y[2], y[3]));
+    target::write(h + (u64)row * h_words + (column + column_in) / 4, weight == 1.f ? kept : pack_bf16(y[0], y[1], y[2], y[3]));
     u64* to = dpre + (u64)row * dpre_words + at(column_in);
     target::write(to, pack_bf16(x[0].gate, x[1].gate, x[2].gate, x[3].gate));
     target::write(to + target::GATED / 4, pack_bf16(x[0].up, x[1].up, x[2].up, x[3].up));
   }
 };
+struct DSwigluToPlain {
+  static constexpr bool MAKES_MUCH = true;
+  const DSwigluTo& to;
+  DEVICE Vec16 was(u32 row, u32 column) const { return to.was(row, column); }
+  DEVICE void put(u32 row, u32 column, const float (&sums)[4], const Vec16& was) const { to.put(row, column, sums, was, 1.f, NoLimit()); }
+};
+template <class F> DEVICE inline void DSwigluTo::specialise(F f) const {
+  if (!weights && limit == float_of(FP32_INFINITY)) f(DSwigluToPlain{*this});
+  else f(*this);
+}
 
 // A gradient of weights, from row `row` and column `column` on. begins, ends: whether nothing comes before, behind these sums
 // in the same elements. What is made in turns and rounded to BF16 is FP32 (`sums`) until the last one.

@@ -39,22 +39,28 @@ DEVICE inline float log1p_of(float t) {
 DEVICE inline float sigmoid(float z) { return 1.f / (1.f + exp_of(-z)); }
 DEVICE inline float softplus(float z) { return z > 0 ? z + log1p_of(exp_of(-z)) : log1p_of(exp_of(z)); }
 
-// As fast as can be, to a few units in the last place; and what it lacks to 1, without loss where that is little.
-DEVICE inline float fast_sigmoid(float x, float& one_minus) {
-  // e^-x by a power of two in two parts, or large x lose bits; never infinite.
-  const float power = x * -1.44269504f, rest = target::fma(x, -1.44269504f, -power);
-  const float small = target::fma(x, -1.92596303e-8f, rest), e = target::exp2(power > 126.f ? 126.f : power);
-  const float exact = target::fma(e, small * 0.693147181f, e), s = target::reciprocal(1.f + exact);
-  one_minus = exact * s;
-  return s;
-}
-// silu(gate) * up, of values as they are kept for the backward. `limit` cuts the gate above and the up on both sides.
-DEVICE inline float swiglu(float gate, float up, float limit) {
-  if (gate > limit) gate = limit;
-  if (up > limit) up = limit;
-  if (up < -limit) up = -limit;
-  float unused;
-  return gate * fast_sigmoid(gate, unused) * up;
+// As fast as can be: to a few units in the last place, and a third as many more as |x| where x is below 0. That is nothing to the BF16
+// that is made of it.
+DEVICE inline float fast_sigmoid(float x) { return target::reciprocal(1.f + target::exp2(x * -1.44269504f)); }
+
+// Where SwiGLU cuts the gate, above, and up, on both sides. What is cut passes no gradient.
+struct Limit {
+  float at;
+  DEVICE float gate(float x) const { return x > at ? at : x; }
+  DEVICE float up(float x) const { return x > at ? at : x < -at ? -at : x; }
+  DEVICE bool cuts_gate(float x) const { return x > at; }
+  DEVICE bool cuts_up(float x) const { return x > at || x < -at; }
+};
+struct NoLimit {
+  DEVICE static float gate(float x) { return x; }
+  DEVICE static float up(float x) { return x; }
+  DEVICE static bool cuts_gate(float) { return false; }
+  DEVICE static bool cuts_up(float) { return false; }
+};
+// silu(gate) * up, of values as they are kept for the backward.
+template <class L> DEVICE inline float swiglu(float gate, float up, const L& limit) {
+  const float g = limit.gate(gate);
+  return g * fast_sigmoid(g) * limit.up(up);
 }
 
 // FP32 in arrays that are read and written 8 or 16 bytes at a time.

@@ -61,6 +61,10 @@ template <class F> DEVICE inline void SumsTo::visit(F f) const {
     default: return f(SumsInto<ADD_F32>{*this});
   }
 }
+// The same element 0 and lines of a tile whose first row begins a pair of blocks of GATED, if that matters.
+DEVICE inline SumsTo begun_at_zero(const SumsTo& to) {
+  return {(u64*)to.c + (to.first + (u64)to.line(0) * to.ld) / 4, 0, to.ld, SET_BF16, 0, to.separated};
+}
 // FP32 that is set, in all launches.
 struct FloatsTo : SumsTo {
   DEVICE FloatsTo(void* c, u64 first, u32 ld) : SumsTo{c, first, ld, SET_F32} {}

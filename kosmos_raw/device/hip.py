@@ -23,7 +23,7 @@ from .cupy_kernel import Code
 ARCH = "gfx950"
 UNCACHED = 3  # hipDeviceMallocUncached, which hip-python does not name: no L2 keeps these words from a peer
 HOST_FLAGS = 0x40000000 | 2 | 1  # hipHostMallocCoherent | Mapped | Portable
-RUNTIME_COMPILER = ("-std=c++20", "-O3")
+RUNTIME_COMPILER = ("-std=c++20", "-O3", "-fno-slp-vectorize")  # as build/gfx950.py
 FIXED_ROCM = (7, 0, 2)  # before it host memory was not coherent for kernels on gfx950
 CODE = "KOSMOS_HIP_CODE"  # "object" or "source"
 BLOCKING = ("HIP_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL")

@@ -8,6 +8,7 @@ from ..build.params import MAX_RANKS, ORDERS
 from ..device.base import Tile
 from .crew import Crew
 from .link import Pulls
+from .tiles import rows_together
 
 VECTOR = 8  # bf16 in the 16 bytes that a lane moves at a time; rows of matrices are padded to it
 
@@ -127,9 +128,8 @@ class Plan:
 
     @property
     def side_by_side(self) -> int:
-        """Tile rows of the own rows worked on together: what makes one wave of tiles about square, so that it reads as
-        few rows of both operands together as can be."""
-        return max(1, round((self.workgroups * self.tile.n / self.tile.m) ** 0.5))
+        """Tile rows of the own rows worked on together."""
+        return rows_together(self.workgroups, self.tile)
 
     def gather_words(self, pulls: Pulls) -> int:
         """Counter words that pulling takes (hip_kernels/schedule/gather.h lists them)."""

@@ -82,7 +82,7 @@ inline void backward_row(const Matrices& m, u32 of, float weight, RowGradient& r
     for (u32 h = 0; h < m.H; h++) dh += r.dy[h] * moe_input(m.down, m.rank, of, (m.local * m.H + h) * m.I + i);
     const float g = moe_pre(r.x, m.H, m.up, m.rank, of, m.local * 2 * m.I, i, false);
     const float u = moe_pre(r.x, m.H, m.up, m.rank, of, m.local * 2 * m.I, i, true);
-    const Gated d = swiglu_gradient(g, u, dh * weight, m.limit);
+    const Gated d = swiglu_gradient(g, u, dh * weight, Limit{m.limit});
     r.h[i] = rounded(weight * rounded(d.h));
     r.dpre[i / G * 2 * G + i % G] = rounded(d.gate);
     r.dpre[i / G * 2 * G + G + i % G] = rounded(d.up);

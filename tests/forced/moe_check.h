@@ -201,7 +201,7 @@ inline void moe_expert(const float* x, u32 H, u32 I, char up, char down, u32 ran
   float h[MOE_WIDE];
   for (u32 i = 0; i < I; i++) {
     const float g = moe_pre(x, H, up, rank, launch, local * 2 * I, i, false);
-    h[i] = rounded(swiglu(g, moe_pre(x, H, up, rank, launch, local * 2 * I, i, true), limit));
+    h[i] = rounded(swiglu(g, moe_pre(x, H, up, rank, launch, local * 2 * I, i, true), Limit{limit}));
   }
   for (u32 c = 0; c < H; c++) {
     float sum = 0;

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ...build.params import MAX_RANKS
 from ..shapes import MXFP8_FORMAT, VECTOR, round_up
+from ..tiles import rows_together
 from .forward import MoeForwardPlan, kernel_of
 
 OP = "moe_backward"
@@ -90,8 +91,7 @@ class MoeBackwardPlan:
     @property
     def side_by_side(self) -> int:
         """Tile rows worked on together: as in MoeForwardPlan, but within a round."""
-        tile = self.forward.tile
-        return max(1, min(self.round_rows, round((self.forward.workgroups * tile.n / tile.m) ** 0.5)))
+        return min(self.round_rows, rows_together(self.forward.workgroups, self.forward.tile))
 
     @property
     def kernel(self) -> str:

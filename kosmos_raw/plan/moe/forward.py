@@ -9,6 +9,7 @@ from ...build.params import MAX_RANKS, MOE_SIGNALS, MOE_SIGNALS_ROW
 from ...device.base import Link, Tile
 from ..heuristics import FITTED_WORKGROUPS, moe_combine_crew, moe_dispatch_crew
 from ..shapes import MXFP8_FORMAT, VECTOR, round_up
+from ..tiles import rows_together
 from .config import MoEConfig
 from .sizes import GATED, Rings, Tables, combine_bytes, default_rings, padded_hidden, padded_width, tables
 
@@ -167,7 +168,7 @@ class MoeForwardPlan:
     @property
     def side_by_side(self) -> int:
         """Tile rows worked on together: as in AgGemmPlan, but within a step."""
-        return max(1, min(self.rings.step_rows, round((self.workgroups * self.tile.n / self.tile.m) ** 0.5)))
+        return min(self.rings.step_rows, rows_together(self.workgroups, self.tile))
 
     @property
     def columns(self) -> int:
