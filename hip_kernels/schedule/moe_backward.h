@@ -17,10 +17,12 @@
 //  (2) A WG begins what is not ready only when all smaller work of its rank is claimed: entries of the main queue are drawn in
 //      order, and with one in hand it takes what else is smaller first (before). Pushes that need no slot again and DWEIGHTs
 //      wait for nothing that may need a WG, and are claimed at any time; most such pushes are dealt to the movers, who make them
-//      before anything else.
+//      before anything else. Most SENDs are dealt too: with one of its own that is smaller than what it has in hand, a WG makes it
+//      first, and who has none is not asked for others'.
 //  (3) What is claimed because it is ready never blocks: within a launch signals only rise.
 // Take the smallest unfinished work of all ranks: claimed, it runs, or is in hand of a WG that does something smaller or ready
-// before; unclaimed, some WG of its rank is not blocked, by (2), and comes to claim it. Claiming ahead adds nothing: what blocks blocks in wait_inputs, not in the work.
+// before; unclaimed, some WG of its rank (of what is dealt, its own) is not blocked, by (2), and comes to claim it. Claiming ahead
+// adds nothing: what blocks blocks in wait_inputs, not in the work.
 // With weights on inputs DWEIGHT waits for rows of dX, and its key and those behind it are just below FOLD's.
 //
 // Nothing of a peer is on its way into a rank's memory when its kernel ends: each arrival and each freed round was waited for.
@@ -42,6 +44,7 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
   DEVICE explicit MoeBackwardSchedule(const MoeBackwardParams& p) : MoeClaims(p) {}
 
   DEVICE void begin() {
+    count_dealt();
     p.counters.clear_other(p.g);
     announce_start(p.g);
   }
@@ -63,37 +66,33 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
   }
 
   // ---- claims (moe_claims.h); the main queue and shared experts are drawn from. Lists of moves and sends from their ends.
-  // Of steps of which no owner's slots have been used before, moves are dealt; the head counts those behind.
-  mutable u32 all_dealt = NOBODY, undealt = 0;  // asked for once
-  mutable bool some_wait = true;  // for slots that are used again, here or at other owners
-  DEVICE u32 dealt_moves() const {
-    if (all_dealt == NOBODY) {
-      all_dealt = count_dealt();
-      undealt = p.layout.one(MoeLayout::N_MOVES) - all_dealt;
-    }
-    return all_dealt;
-  }
-  DEVICE u32 count_dealt() const {
+  // Of steps of which no owner's slots have been used before, moves are dealt; and sends, but for as many as there are senders, which
+  // whoever is free may make. Heads count those behind.
+  u32 moves_left = 0, sends_left = 0;
+  bool some_wait = true;  // for slots that are used again, here or at other owners
+  DEVICE void count_dealt() {
     u32 used = 0;  // tile rows of the longest owner whose slots have been
     for (u32 o = 0; p.movers && o < p.g.ranks; o++) {
       const u32 rounds = (rows_of(o) + p.round_rows - 1) / p.round_rows;
       if (rounds > rounds_held() + used / p.round_rows) used = (rounds - rounds_held()) * p.round_rows;
     }
-    const u32 n = p.movers ? p.layout.one(MoeLayout::N_MOVES) : 0;
+    const u32 moves = p.layout.one(MoeLayout::N_MOVES), sends = p.layout.one(MoeLayout::N_SENDS);
     some_wait = used || !p.movers;
-    return used ? n - p.layout.moves_end(used / p.layout.step_rows - 1) : n;
+    moves_left = !p.movers ? moves : used ? p.layout.moves_end(used / p.layout.step_rows - 1) : 0;
+    sends_left = p.senders && p.senders < sends ? p.senders : sends;
   }
   DEVICE Work next_dealt() {
-    const u32 n = target::wg() < p.movers ? dealt_moves() : 0, i = deal(p.movers, n);
-    return i < n ? p.layout.move(p.layout.one(MoeLayout::N_MOVES) - 1 - i) : Work{};
+    const u32 all = p.layout.one(MoeLayout::N_MOVES), n = all - moves_left, i = deal(p.movers, n);
+    return i < n ? p.layout.move(all - 1 - i) : Work{};
   }
   DEVICE Claim next_move() const {
-    dealt_moves();
-    const u32 n = undealt, i = n ? seen(MOVES, n) : 0;
+    const u32 n = moves_left, i = n ? seen(MOVES, n) : 0;
     return i < n ? Claim{MOVES, i, p.layout.move(n - 1 - i)} : Claim{};
   }
   DEVICE Claim next_send() const {
-    const u32 n = p.layout.one(MoeLayout::N_SENDS), i = seen(SENDS, n);
+    const u32 all = p.layout.one(MoeLayout::N_SENDS), n = sends_left, mine = sends_made * p.senders + target::wg();
+    if (target::wg() < p.senders && mine < all - n) return {DEALT, mine, p.layout.send(all - 1 - mine)};
+    const u32 i = seen(SENDS, n);
     return i < n ? Claim{SENDS, i, p.layout.send(n - 1 - i)} : Claim{};
   }
   DEVICE Claim next_dweight() const {
@@ -222,7 +221,6 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
     }
   }
   DEVICE Claim before(const Work& w) const {
-    dealt_moves();
     const u32 own = key_of(w);
     if (own) {
       const Claim m = next_move(), s = next_send();

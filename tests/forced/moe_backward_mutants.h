@@ -205,18 +205,31 @@ template <BackwardRule WITHOUT> struct Unruly : BackwardSchedule {
 // A push into a slot that has been used waits for it, and is claimed when it is its turn.
 struct DealsUsedSlots : BackwardSchedule {
   using BackwardSchedule::BackwardSchedule;
-  Work next_work() {
-    all_dealt = p.movers ? p.layout.one(MoeLayout::N_MOVES) : 0;
-    return BackwardSchedule::next_work();
+  void begin() {
+    BackwardSchedule::begin();
+    if (p.movers) moves_left = 0;
   }
 };
 
 // Slots are used again, and nobody looks what must be claimed before who waits for them.
 struct ForgetsUsedSlots : BackwardSchedule {
   using BackwardSchedule::BackwardSchedule;
+  void begin() {
+    BackwardSchedule::begin();
+    some_wait = false;
+  }
+};
+
+// Who may block has made the sends that are dealt to it and smaller: before tiles, for slots are used again; before folds.
+template <bool BEFORE_TILES> struct ForgetsDealtSends : BackwardSchedule {
+  using BackwardSchedule::BackwardSchedule;
   Work next_work() {
-    if (planned) dealt_moves(), some_wait = false;
-    return BackwardSchedule::next_work();
+    const u32 made = sends_made;
+    const bool forgets = drawn && is_tile(in_hand.kind) == BEFORE_TILES;
+    if (forgets) sends_made = 1 << 20;
+    const Work w = BackwardSchedule::next_work();
+    if (forgets) sends_made = made;
+    return w;
   }
 };
 

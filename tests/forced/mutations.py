@@ -233,6 +233,8 @@ MUTATIONS = {
         ("FORGETS_WHAT_IS_DEALT", "DEADLOCK", {}),
         ("DEALS_USED_SLOTS", "DEADLOCK", {}),
         ("FORGETS_USED_SLOTS", "DEADLOCK", {}),
+        ("TILES_BEFORE_DEALT_SENDS", "DEADLOCK", {}),
+        ("FOLDS_BEFORE_DEALT_SENDS", "DEADLOCK", {}),
         ("SAW_IT_BEFORE", "WRONG_VALUE RACE", {}),
         ("PUSHES_RISE", "DEADLOCK", {}),
         ("SENDS_RISE", "DEADLOCK", {}),
