@@ -222,15 +222,13 @@ INLINE u32 panel_at(u32 shared, u32 group, u32 which) { return shared + RESULT_A
 // the result together.
 struct WarpPanel {
   u32 at;  // the warp's first row
-  INLINE explicit WarpPanel(u32 panel, u32 warp = lane() / 32 % 4) : at(panel + warp * WARP_PANEL) {}
+  INLINE explicit WarpPanel(u32 panel) : at(panel + lane() / 32 % 4 * WARP_PANEL) {}
   INLINE u32 matrices(u32 i) const {  // 16 columns, from column 16 i on, as WGMMA leaves them
     const u32 l = lane() % 32, row = l % 16;
     return at + row * 128 + ((i * 32 + l / 16 * 16) ^ (row % 8 * 16));
   }
   INLINE void put(u32 i, u32 a, u32 b, u32 c, u32 d) const { store_matrices(matrices(i), a, b, c, d); }
   INLINE void get(u32 i, u32 (&v)[4]) const { load_matrices(matrices(i), v); }
-
-  INLINE Vec16 row_words(u32 row) const { return load_shared(at + row * 128 + ((lane() % 8 * 16) ^ (row % 8 * 16))); }
 
   // The rows, from `first` of the tile on, go to columns `from` and on of its result, whose row i is line(i) of it. THROUGH: past
   // every cache.
@@ -240,7 +238,7 @@ struct WarpPanel {
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
       const u32 row = l / 8 + i * 4;
-      const Vec16 v = row_words(row);
+      const Vec16 v = load_shared(at + row * 128 + ((l % 8 * 16) ^ (row % 8 * 16)));
       Vec16* place = (Vec16*)(to.c + ((u64)line(first + row) * to.ldc + column) / 4);
       if (first + row >= t.rows || column >= t.cols) continue;
       if constexpr (THROUGH) write_through(place, v);
@@ -290,31 +288,30 @@ template <class M> INLINE void stage_rows(const Slice<M>& s) {
 #pragma unroll
   for (u32 c = 0; c < TILE_N / PANEL; c++) put_panel(WarpPanel(staged_at(s.shared, lane() / 128, c)), s, 0, c * PANEL);
 }
-// The publisher, with its whole warp: 16 rows of a panel at a time, and the next ones are on their way. Multiplications leave little
-// of shared memory's bandwidth: one after the other took 9000 cycles a tile.
+// The publisher, with its whole warp: 16 rows of a panel at a time, which follow each other in the result too, and the next ones
+// are on their way. One warp waits for each of its instructions, so there are few: 8000 cycles a tile were three times as many.
 INLINE void store_staged(const TileOperands& t, const SumsTo& to, u32 shared) {
+  static_assert(GATED % 16 == 0);
   constexpr u32 TIMES = 4, PANELS = TILE_N / PANEL;
-  const u32 l = lane() % 32;
-  const auto row = [&](u32 i) { return l / 8 + i * 4; };
+  const u32 l = lane() % 32, row = l / 8, step = to.ld / 8 * TIMES;  // of rows row, row + 4, ...; Vec16 from each to the next
+  const u32 even = shared + STAGED_AT + row * 128 + ((l % 8 ^ row) * 16), odd = even + 4 * 128 ^ 4 * 16;
   const auto get = [&](Vec16(&v)[TIMES], u32 first, u32 c) {
-    const WarpPanel panel(staged_at(shared, first / 64, c), first / 16 % 4);
+    const u32 panel = staged_at(0, first / 64, c) - STAGED_AT + first / 16 % 4 * WARP_PANEL;
 #pragma unroll
-    for (u32 i = 0; i < TIMES; i++) v[i] = panel.row_words(row(i));
+    for (u32 i = 0; i < TIMES; i++) v[i] = load_shared((i % 2 ? odd : even) + panel + i / 2 * 8 * 128);
   };
   Vec16 v[TIMES], next[TIMES];
   get(v, 0, 0);
 #pragma unroll 1
   for (u32 first = 0; first < t.rows; first += 16) {
-    Vec16* rows[TIMES];
-#pragma unroll
-    for (u32 i = 0; i < TIMES; i++) rows[i] = (Vec16*)((u64*)to.c + (u64)to.line(first + row(i)) * to.ld / 4) + l % 8;
+    Vec16* place = (Vec16*)((u64*)to.c + (u64)to.line(first + row) * to.ld / 4) + l % 8;
 #pragma unroll
     for (u32 c = 0; c < PANELS; c++) {
       if (c + 1 < PANELS) get(next, first, c + 1);
       else if (first + 16 < t.rows) get(next, first + 16, 0);
 #pragma unroll
       for (u32 i = 0; i < TIMES; i++)
-        if (first + row(i) < t.rows && c * PANEL + l % 8 * 8 < t.cols) write(rows[i] + c * PANEL / 8, v[i]);
+        if (first + row + i * 4 < t.rows && c * PANEL + l % 8 * 8 < t.cols) write(place + i * step + c * PANEL / 8, v[i]);
 #pragma unroll
       for (u32 i = 0; i < TIMES; i++) v[i] = next[i];
     }
@@ -373,10 +370,11 @@ template <bool WHOLE, class M, class To> INLINE void hand_sums_over(const Slice<
   constexpr u32 TIMES = 4;
   using Was = decltype(to.was(0, 0));
   const SumPanel panel(s);
-  const auto row = [](u32 i) { return i * 4 + lane() % 32 / 8; };
+  const u32 l = lane() % 32;
+  const auto row = [&](u32 i) { return i * 4 + l / 8; };
   const auto each = [&](u32 which, auto f) {  // calls f(i, row, column) for those that the tile has
     const SumsAt at = sums_at(s, which);
-    const u32 column = at.column + lane() % 8 * 4;
+    const u32 column = at.column + l % 8 * 4;
 #pragma unroll
     for (u32 i = 0; i < TIMES; i++)
       if (WHOLE || (at.row + row(i) < s.t.rows && column < s.t.cols)) f(i, at.row + row(i), column);
@@ -388,34 +386,40 @@ template <bool WHOLE, class M, class To> INLINE void hand_sums_over(const Slice<
     if (which + 1 < SUM_PANELS<M>) each(which + 1, [&](u32 i, u32 row, u32 column) { next[i] = to.was(row, column); });
     if (WHOLE || sums_at(s, which).column < s.t.cols) {
       panel.put(s.sums, which);
-      each(which, [&](u32 i, u32 at_row, u32 column) { to.put(at_row, column, panel.get(row(i), lane() % 8).at, was[i]); });
+      each(which, [&](u32 i, u32 at_row, u32 column) { to.put(at_row, column, panel.get(row(i), l % 8).at, was[i]); });
     }
 #pragma unroll
     for (u32 i = 0; i < TIMES; i++) was[i] = next[i];
   }
 }
+template <class M> INLINE bool is_whole(const Slice<M>& s) { return s.t.rows == TILE_M && s.first + M::SLICE <= s.t.cols; }
 template <class M, class To> INLINE void hand_sums_over(const Slice<M>& s, const To& to) {
   if constexpr (requires { To::MAKES_MUCH; })
-    if (s.t.rows == TILE_M && s.first + M::SLICE <= s.t.cols) return hand_sums_over<true>(s, to);
+    if (is_whole(s)) return hand_sums_over<true>(s, to);
   hand_sums_over<false>(s, to);
 }
 // The same of columns that alternate in blocks of GATED: four of gate and the four of up; column is that of one of both.
-template <class M, class To> INLINE void hand_gated_over(const Slice<M>& s, const To& to) {
+template <bool WHOLE, class M, class To> INLINE void hand_gated_over(const Slice<M>& s, const To& to) {
   static_assert(2 * GATED == SUM_COLUMNS);
   const SumPanel panel(s);
+  const u32 l = lane() % 32;
 #pragma unroll 1
   for (u32 which = 0; which < SUM_PANELS<M>; which++) {
     const SumsAt at = sums_at(s, which);
-    if (at.column >= s.t.cols) continue;
+    if (!WHOLE && at.column >= s.t.cols) continue;
     panel.put(s.sums, which);
-    const u32 l = lane() % 32;
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
       const u32 row = i * 8 + l / 4, unit = l % 4;
       const SumPanel::Four gate = panel.get(row, unit), up = panel.get(row, unit + 4);
-      if (at.row + row < s.t.rows) to.put(at.row + row, at.column / 2 + unit * 4, gate.at, up.at);
+      if (WHOLE || at.row + row < s.t.rows) to.put(at.row + row, at.column / 2 + unit * 4, gate.at, up.at);
     }
   }
+}
+template <class M, class To> INLINE void hand_gated_over(const Slice<M>& s, const To& to) {
+  if constexpr (requires { To::MAKES_MUCH; })
+    if (is_whole(s)) return hand_gated_over<true>(s, to);
+  hand_gated_over<false>(s, to);
 }
 
 // Where sums go. What a loader has looked up for it is in the tile's note.

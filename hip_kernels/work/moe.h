@@ -132,6 +132,7 @@ struct SwigluTo {
   }
 };
 struct SwigluToUnlimited {
+  static constexpr bool MAKES_MUCH = true;
   const SwigluTo& to;
   DEVICE void put(u32 row, u32 column, const float (&gate)[4], const float (&up)[4]) const { to.put(row, column, gate, up, NoLimit()); }
 };

@@ -39,8 +39,7 @@ DEVICE inline float log1p_of(float t) {
 DEVICE inline float sigmoid(float z) { return 1.f / (1.f + exp_of(-z)); }
 DEVICE inline float softplus(float z) { return z > 0 ? z + log1p_of(exp_of(-z)) : log1p_of(exp_of(z)); }
 
-// As fast as can be: to a few units in the last place, and a third as many more as |x| where x is below 0. That is nothing to the BF16
-// that is made of it.
+// As fast as can be: to a few units in the last place, and up to |x| more where x is below 0. What is made of it is BF16.
 DEVICE inline float fast_sigmoid(float x) { return target::reciprocal(1.f + target::exp2(x * -1.44269504f)); }
 
 // Where SwiGLU cuts the gate, above, and up, on both sides. What is cut passes no gradient.
