@@ -6,7 +6,7 @@
 // workers add it in rank order and leave the result in the last of them, from where they store it. Fetching begins while they
 // multiply.
 #pragma once
-#include "sm90_tile.h"
+#include "sm90_epilogue.h"
 
 namespace target {
 template <class Op> INLINE constexpr bool exchanges() {

@@ -266,7 +266,7 @@ def sm90_remarks(ptx: str, log: str) -> list[str]:
 
 _HEADERS = {
     "gfx950": ("gfx950.h", "gfx950_tile.h", "gfx950_run.h"),
-    "sm_90a": ("sm90.h", "sm90_mma.h", "sm90_tile.h", "sm90_move.h", "sm90_push.h", "sm90_run.h"),
+    "sm_90a": ("sm90.h", "sm90_mma.h", "sm90_tile.h", "sm90_epilogue.h", "sm90_move.h", "sm90_push.h", "sm90_run.h"),
 }
 
 
