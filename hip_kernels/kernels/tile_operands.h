@@ -45,9 +45,8 @@ enum Epilogue : u32 { ROWS, SUMS, GATED_SUMS };
 //     was(row, column)                   reads what put needs of memory, so that a target can read for several at a time
 //     visit(f)                           calls f with one of its kind (as SumsInto<SET_F32>) that asks nothing more
 //   sums_to(p, w, note)                  the same for targets that hand on the note of operands: what was looked up is known then
-// What takes sums may have specialise(f) too, for targets that rather have their loop several times: it calls f with what does the
-// same and asks less, for weights and a limit where there are none. Where that has MAKES_MUCH, putting is long, and worth code of its
-// own for whole tiles.
+// What takes sums may have a type Plain, for targets that rather have their loop twice: where to.is_plain(), Plain{to} does the same
+// and asks less, for weights and a limit that are not there. Putting is long then, and worth code of its own for whole tiles.
 // An operator whose tiles differ says which it is, epilogue(w) -> Epilogue. GATED_SUMS: B holds rows of two matrices that
 // alternate in blocks of target::GATED, and their sums meet: gated_to(p, w) has put(row, column, gate, up), four of each, where
 // column is that of one matrix alone.

@@ -68,7 +68,7 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
   // ---- claims (moe_claims.h); the main queue and shared experts are drawn from. Lists of moves and sends from their ends.
   // Of steps of which no owner's slots have been used before, moves are dealt; and sends, but for as many as there are senders, which
   // whoever is free may make. Heads count those behind.
-  u32 moves_left = 0, sends_left = 0;
+  u32 moves_left = 0;
   bool some_wait = true;  // for slots that are used again, here or at other owners
   DEVICE void count_dealt() {
     u32 used = 0;  // tile rows of the longest owner whose slots have been
@@ -76,10 +76,8 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
       const u32 rounds = (rows_of(o) + p.round_rows - 1) / p.round_rows;
       if (rounds > rounds_held() + used / p.round_rows) used = (rounds - rounds_held()) * p.round_rows;
     }
-    const u32 moves = p.layout.one(MoeLayout::N_MOVES), sends = p.layout.one(MoeLayout::N_SENDS);
     some_wait = used || !p.movers;
-    moves_left = !p.movers ? moves : used ? p.layout.moves_end(used / p.layout.step_rows - 1) : 0;
-    sends_left = p.senders && p.senders < sends ? p.senders : sends;
+    moves_left = !p.movers ? p.layout.one(MoeLayout::N_MOVES) : used ? p.layout.moves_end(used / p.layout.step_rows - 1) : 0;
   }
   DEVICE Work next_dealt() {
     const u32 all = p.layout.one(MoeLayout::N_MOVES), n = all - moves_left, i = deal(p.movers, n);
@@ -90,7 +88,8 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
     return i < n ? Claim{MOVES, i, p.layout.move(n - 1 - i)} : Claim{};
   }
   DEVICE Claim next_send() const {
-    const u32 all = p.layout.one(MoeLayout::N_SENDS), n = sends_left, mine = sends_made * p.senders + target::wg();
+    const u32 all = p.layout.one(MoeLayout::N_SENDS), n = p.senders && p.senders < all ? p.senders : all;
+    const u32 mine = sends_made * p.senders + target::wg();
     if (target::wg() < p.senders && mine < all - n) return {DEALT, mine, p.layout.send(all - 1 - mine)};
     const u32 i = seen(SENDS, n);
     return i < n ? Claim{SENDS, i, p.layout.send(n - 1 - i)} : Claim{};

@@ -44,7 +44,7 @@ template <class M> struct Slice {
   u32 first, shared;
   bool one;
   INLINE u32 panel(u32 which) const {  // of this warpgroup
-    if (M::BLOCKS == 1) return shared + SUMS_AT + lane() / 128 * 4 * WARP_PANEL;
+    if (M::BLOCKS == 1) return shared + STAGED_AT + (lane() / 128 * 2 + which) * 4 * WARP_PANEL;
     return one ? shared + RESULT_AT + lane() / 128 * 4 * WARP_PANEL : panel_at(shared, lane() / 128, which);
   }
 };
@@ -71,7 +71,9 @@ template <bool THROUGH, class M, class Line> INLINE void store_rows(const Slice<
   }
 }
 
-// Of a wide tile whose result is plain rows of BF16: workers leave it in shared memory and go on, and the publisher stores it.
+// Of a wide tile whose result is plain rows of BF16: workers leave it in shared memory and go on, and the publisher stores it. Not of
+// operators that make copies: with it moe_backward_mxfp8 spills, and what has been stored is read again at once.
+template <class Op> INLINE constexpr bool stages() { return is_wide<Op>() && !has_copies<Op>(); }
 // A panel: of a warpgroup, from column c * PANEL on.
 INLINE u32 staged_at(u32 shared, u32 group, u32 c) { return shared + STAGED_AT + (group * (TILE_N / PANEL) + c) * 4 * WARP_PANEL; }
 template <class M> INLINE void stage_rows(const Slice<M>& s) {
@@ -115,7 +117,8 @@ static_assert(16 * SUM_COLUMNS * 4 == WARP_PANEL);
 struct SumPanel {
   u32 at;
   template <class M>
-  INLINE explicit SumPanel(const Slice<M>& s) : at(s.panel(0) + lane() / 32 % 4 * WARP_PANEL) {}
+  INLINE explicit SumPanel(const Slice<M>& s)
+      : at(M::BLOCKS == 1 ? s.shared + SUMS_AT + lane() / 32 * WARP_PANEL : s.panel(0) + lane() / 32 % 4 * WARP_PANEL) {}
   // Units of 16 bytes are exchanged within a row, so that no bank is asked twice at a time.
   INLINE u32 place(u32 row, u32 unit) const { return at + row * 128 + ((unit ^ (row * 2 % 8 | row / 4 % 2)) * 16); }
 
@@ -184,8 +187,11 @@ template <bool WHOLE, class M, class To> INLINE void hand_sums_over(const Slice<
 }
 template <class M> INLINE bool is_whole(const Slice<M>& s) { return s.t.rows == TILE_M && s.first + M::SLICE <= s.t.cols; }
 template <class M, class To> INLINE void hand_sums_over(const Slice<M>& s, const To& to) {
-  if constexpr (requires { To::MAKES_MUCH; })
-    if (is_whole(s)) return hand_sums_over<true>(s, to);
+  if constexpr (requires { typename To::Plain; })
+    if (to.is_plain()) {
+      const typename To::Plain plain{to};
+      return is_whole(s) ? hand_sums_over<true>(s, plain) : hand_sums_over<false>(s, plain);
+    }
   hand_sums_over<false>(s, to);
 }
 // The same of columns that alternate in blocks of GATED: four of gate and the four of up; column is that of one of both.
@@ -207,9 +213,9 @@ template <bool WHOLE, class M, class To> INLINE void hand_gated_over(const Slice
   }
 }
 template <class M, class To> INLINE void hand_gated_over(const Slice<M>& s, const To& to) {
-  if constexpr (requires { To::MAKES_MUCH; })
-    if (is_whole(s)) return hand_gated_over<true>(s, to);
-  hand_gated_over<false>(s, to);
+  if (!to.is_plain()) return hand_gated_over<false>(s, to);
+  const typename To::Plain plain{to};
+  return is_whole(s) ? hand_gated_over<true>(s, plain) : hand_gated_over<false>(s, plain);
 }
 
 // Where sums go. What a loader has looked up for it is in the tile's note.
@@ -231,14 +237,12 @@ template <class Op> INLINE void hand_over_zeros(const typename Op::Params& p, co
 }
 // Sums that are rounded and stored are rows like others. Of the rest each kind has a loop of its own: to ask for each four what
 // becomes of them took 11 us a tile of 128 x 256, this takes 3 to 5.
-template <class M, class To> INLINE void hand_sums_over_as(const Slice<M>& s, const To& to) {
+template <class Op, class M, class To> INLINE void hand_sums_over_as(const Slice<M>& s, const To& to) {
   if constexpr (__is_same(To, SumsInto<SET_BF16>)) {
     const SumsTo& rows = to.to;
-    if constexpr (M::BLOCKS > 1)  // wide tiles' are staged
+    if constexpr (!stages<Op>())
       store_rows<false>(s, {(u64*)rows.c + rows.first / 4, rows.ld}, [&](u32 row) { return rows.line(row); });
-  } else if constexpr (requires { to.specialise([](const auto&) {}); })
-    to.specialise([&](const auto& plain) { hand_sums_over(s, plain); });
-  else hand_sums_over(s, to);
+  } else hand_sums_over(s, to);
 }
 // What an operator has that offers store alone.
 template <class Op> struct Stored {
@@ -253,16 +257,16 @@ template <class Op, class M> INLINE void hand_over(const typename Op::Params& p,
   const Epilogue how = epilogue<Op>(w);
   if (how == ROWS) {
     if constexpr (requires { Op::result(p, w); }) {
-      if constexpr (M::BLOCKS > 1) store_rows<through<Op>()>(s, Op::result(p, w), same_line);
+      if constexpr (!stages<Op>()) store_rows<through<Op>()>(s, Op::result(p, w), same_line);
     } else if constexpr (requires { Op::store(p, w, 0u, 0u, 0ull); })
       hand_sums_over(s, Stored<Op>{p, w});
     else static_assert(requires { Op::sums_to(p, w); }, "rows of this operator would go nowhere");
     return;
   }
   if constexpr (requires { Op::gated_to(p, w); })
-    if (how == GATED_SUMS) return Op::gated_to(p, w).specialise([&](const auto& to) { hand_gated_over(s, to); });
+    if (how == GATED_SUMS) return hand_gated_over(s, Op::gated_to(p, w));
   if constexpr (requires { Op::sums_to(p, w); })
-    if (how == SUMS) sums_of<Op>(p, w, s.t).visit([&](const auto& to) { hand_sums_over_as(s, to); });
+    if (how == SUMS) sums_of<Op>(p, w, s.t).visit([&](const auto& to) { hand_sums_over_as<Op>(s, to); });
 }
 // Where the rows of a wide tile are stored that are staged: c is its first element, and null where something else becomes of it. B's
 // loader looks it up, for it takes 2000 cycles of questions that workers would wait for.

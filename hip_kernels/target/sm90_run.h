@@ -156,7 +156,7 @@ INLINE void load(const typename Op::Params& p, const Operands& o, const Slots& s
           }
         }
         if (!said && steps - k <= asks_ahead<Op>()) arrive(slots.soon()), said = true;
-      } else if constexpr (is_wide<Op>()) {
+      } else if constexpr (stages<Op>()) {
         if (!is_tile(w.kind) || k != (steps > M::STAGES ? M::STAGES : steps - 1)) return;
         slots.place(n, staged_to<Op>(p, w, t));  // the ring is full: there is time
         placed = true;
@@ -166,7 +166,7 @@ INLINE void load(const typename Op::Params& p, const Operands& o, const Slots& s
     if (is_tile(w.kind)) load_tile<Op, IS_A>(w, t, o, shared, at, before);
     else load_moved<Op, IS_A>(schedule, w, shared, at, before);
     if (IS_A && !said) arrive(slots.soon());
-    if (!IS_A && is_wide<Op>() && !placed) slots.place(n, {});  // of every work, as it is described
+    if (!IS_A && stages<Op>() && !placed) slots.place(n, {});  // of every work, as it is described
   }
 }
 
@@ -210,18 +210,18 @@ template <class Op> INLINE void publish(const typename Op::Params& p, const Slot
       if (is_tile(w.kind)) done = exchange<Op>(schedule, w, turn);
     }
     wait(slots.worked(n), slots.parity(n));
-    if constexpr (is_wide<Op>()) {  // with the whole warp
+    if constexpr (stages<Op>()) {  // with the whole warp
       if (is_tile(w.kind)) {
         if (const SumsTo to = slots.place(n); to.c) store_staged(slots.description(n), to, shared);
       }
       __syncwarp();  // all lanes' stores, then the word of one
     }
-    if (!is_wide<Op>() || threadIdx.x % 32 == 0) {
+    if (!stages<Op>() || threadIdx.x % 32 == 0) {
       if (done) schedule.finish(w);
       trace.mark(p.g, DONE, w);
       arrive(slots.empty(n));
     }
-    if (is_wide<Op>()) __syncwarp();  // or the one would store alone
+    if (stages<Op>()) __syncwarp();  // or the one would store alone
   }
 }
 
@@ -237,7 +237,7 @@ INLINE void build(const typename Op::Params& p, const Slots& slots, u32 n, const
     if (w.chunk != p.g.rank) send_slice(slice, panels);
     else if (p.g.ranks > 1) add_slice(slice, p.g, Op::own_rows(p, w), panels);
     else store_rows<false>(slice, Op::own_rows(p, w), same_line);
-  } else if (is_wide<Op>() && slots.place(n).c) {
+  } else if (stages<Op>() && slots.place(n).c) {
     // What was staged of the work before has been stored, long ago: its publisher waits for nothing but memory.
     if (n) wait(slots.empty(n - 1), slots.parity(n - 1));
     stage_rows(slice);
@@ -315,7 +315,7 @@ template <class Op> INLINE void run(const typename Op::Params& p, const Operands
       if constexpr (can_add_beside<Op>()) add_beside<Op>(p, dynamic_shared, thread);
       else if constexpr (can_pull_beside<Op>())
         if (thread < RUNS) pull_beside<Op>(p, dynamic_shared, thread);
-    } else if (warp == 3 && is_wide<Op>()) publish<Op>(p, slots, shared);
+    } else if (warp == 3 && stages<Op>()) publish<Op>(p, slots, shared);
     else if (thread == 0) {
       if (warp == 0) decide<Op>(p, slots);
       else if (warp == 1) load<Op, true>(p, o, slots, shared);

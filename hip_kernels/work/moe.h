@@ -108,6 +108,7 @@ struct MoeRows {
 
 // Four columns of h from sums of gate and up: those are rounded, and kept if the backward wants them; h is made of what is
 // kept, so that forward and backward agree. pre: [rows][2 width] in blocks of GATED, h: [rows][width]; column is of h.
+struct SwigluToUnlimited;
 struct SwigluTo {
   Vec16 *pre, *h;
   u64 first;          // the tile's first row
@@ -116,7 +117,8 @@ struct SwigluTo {
   DEVICE void put(u32 row, u32 column_in, const float (&gate)[4], const float (&up)[4]) const {
     put(row, column_in, gate, up, Limit{limit});
   }
-  template <class F> DEVICE void specialise(F f) const;  // kernels/tile_operands.h
+  using Plain = SwigluToUnlimited;  // kernels/tile_operands.h
+  DEVICE bool is_plain() const { return limit == float_of(FP32_INFINITY); }
   template <class L> DEVICE void put(u32 row, u32 column_in, const float (&gate)[4], const float (&up)[4], const L& limit) const {
     const u64 g = pack_bf16(gate[0], gate[1], gate[2], gate[3]), u = pack_bf16(up[0], up[1], up[2], up[3]);
     const u64 at = (first + row) * width;
@@ -132,11 +134,6 @@ struct SwigluTo {
   }
 };
 struct SwigluToUnlimited {
-  static constexpr bool MAKES_MUCH = true;
   const SwigluTo& to;
   DEVICE void put(u32 row, u32 column, const float (&gate)[4], const float (&up)[4]) const { to.put(row, column, gate, up, NoLimit()); }
 };
-template <class F> DEVICE inline void SwigluTo::specialise(F f) const {
-  if (limit == float_of(FP32_INFINITY)) f(SwigluToUnlimited{*this});
-  else f(*this);
-}

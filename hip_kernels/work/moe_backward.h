@@ -18,6 +18,7 @@ template <class L> DEVICE inline Gated swiglu_gradient(float gate, float up, flo
 DEVICE inline u64 gate_at(u64 i) { return i / target::GATED * 2 * target::GATED + i % target::GATED; }
 
 // Rows of dH: h and dpre are made of them. Pointers and words (of 8 bytes, from row to row) are of the tile's first row.
+struct DSwigluToPlain;
 struct DSwigluTo {
   const u64* pre;
   u64 *dpre, *h;
@@ -36,7 +37,8 @@ struct DSwigluTo {
   DEVICE void put(u32 row, u32 column_in, const float (&sums)[4], const Vec16& was) const {
     put(row, column_in, sums, was, weights ? sigmoid(float_at(weights, weight_at + (u64)row * weight_ld)) : 1.f, Limit{limit});
   }
-  template <class F> DEVICE void specialise(F f) const;  // kernels/tile_operands.h
+  using Plain = DSwigluToPlain;  // kernels/tile_operands.h
+  DEVICE bool is_plain() const { return !weights && limit == float_of(FP32_INFINITY); }
   template <class L>
   DEVICE void put(u32 row, u32 column_in, const float (&sums)[4], const Vec16& was, float weight, const L& limit) const {
     Gated x[4];
@@ -52,15 +54,10 @@ struct DSwigluTo {
   }
 };
 struct DSwigluToPlain {
-  static constexpr bool MAKES_MUCH = true;
   const DSwigluTo& to;
   DEVICE Vec16 was(u32 row, u32 column) const { return to.was(row, column); }
   DEVICE void put(u32 row, u32 column, const float (&sums)[4], const Vec16& was) const { to.put(row, column, sums, was, 1.f, NoLimit()); }
 };
-template <class F> DEVICE inline void DSwigluTo::specialise(F f) const {
-  if (!weights && limit == float_of(FP32_INFINITY)) f(DSwigluToPlain{*this});
-  else f(*this);
-}
 
 // A gradient of weights, from row `row` and column `column` on. begins, ends: whether nothing comes before, behind these sums
 // in the same elements. What is made in turns and rounded to BF16 is FP32 (`sums`) until the last one.
