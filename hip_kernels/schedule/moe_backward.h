@@ -68,7 +68,7 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
   // ---- claims (moe_claims.h); the main queue and shared experts are drawn from. Lists of moves and sends from their ends.
   // Of steps of which no owner's slots have been used before, moves are dealt; and sends, but for as many as there are senders, which
   // whoever is free may make. Heads count those behind.
-  u32 moves_left = 0;
+  u32 moves_left = 0, sends_made = 0;  // sends_made: of this WG's
   bool some_wait = true;  // for slots that are used again, here or at other owners
   DEVICE void count_dealt() {
     u32 used = 0;  // tile rows of the longest owner whose slots have been
@@ -86,6 +86,11 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
   DEVICE Claim next_move() const {
     const u32 n = moves_left, i = n ? seen(MOVES, n) : 0;
     return i < n ? Claim{MOVES, i, p.layout.move(n - 1 - i)} : Claim{};
+  }
+  static constexpr u32 DEALT = HEADS + 1;  // as a claim's head: the work is this WG's, who need only remember it
+  DEVICE bool take(const Claim& c) {
+    if (c.head == DEALT) return ++sends_made;
+    return MoeClaims::take(c);
   }
   DEVICE Claim next_send() const {
     const u32 all = p.layout.one(MoeLayout::N_SENDS), n = p.senders && p.senders < all ? p.senders : all;
