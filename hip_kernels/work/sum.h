@@ -61,7 +61,8 @@ template <class F> DEVICE inline void SumsTo::visit(F f) const {
     default: return f(SumsInto<ADD_F32>{*this});
   }
 }
-// The same element 0 and lines of a tile whose first row begins a pair of blocks of GATED, if that matters.
+// Rows of BF16, said from the tile's first element on: c is that. Where lines are separated, the tile's first row begins a pair of
+// blocks.
 DEVICE inline SumsTo begun_at_zero(const SumsTo& to) {
   return {(u64*)to.c + (to.first + (u64)to.line(0) * to.ld) / 4, 0, to.ld, SET_BF16, 0, to.separated};
 }
