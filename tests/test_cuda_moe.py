@@ -32,7 +32,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("direction", [moe, moe_backward], ids=["forward", "backward"])
-def test_moe_layers_match_oracle(direction, case: moe.MoeCase, device: str = "cuda") -> None:
-    given = {"mode": "threads", "device": device, "arena_bytes": moe.arena_bytes(case, LARGEST)}
+def test_moe_layers_match_oracle(direction, case: moe.MoeCase) -> None:
+    given = {"mode": "threads", "device": "cuda", "arena_bytes": moe.arena_bytes(case, LARGEST)}
     outcome = merge(kr.launch(direction.run, case, ranks=case.ranks, **given))
     assert outcome.passed and outcome.bitwise_repeat, outcome.problems

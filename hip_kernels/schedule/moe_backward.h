@@ -44,9 +44,9 @@ struct MoeBackwardSchedule : MoeClaims<MoeBackwardWords> {
   DEVICE explicit MoeBackwardSchedule(const MoeBackwardParams& p) : MoeClaims(p) {}
 
   DEVICE void begin() {
-    count_dealt();
     p.counters.clear_other(p.g);
     announce_start(p.g);
+    count_dealt();  // peers need not wait for it
   }
 
   // ---- rounds

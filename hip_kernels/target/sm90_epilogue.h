@@ -86,7 +86,7 @@ INLINE void store_staged(const TileOperands& t, const SumsTo& to, u32 shared) {
   static_assert(GATED % 16 == 0);
   constexpr u32 TIMES = 4, PANELS = TILE_N / PANEL;
   const u32 l = lane() % 32, row = l / 8, step = to.ld / 8 * TIMES;  // of rows row, row + 4, ...; Vec16 from each to the next
-  const u32 even = shared + STAGED_AT + row * 128 + ((l % 8 ^ row) * 16), odd = even + 4 * 128 ^ 4 * 16;
+  const u32 even = shared + STAGED_AT + row * 128 + ((l % 8 ^ row) * 16), odd = (even + 4 * 128) ^ 4 * 16;
   const auto get = [&](Vec16(&v)[TIMES], u32 first, u32 c) {
     const u32 panel = staged_at(0, first / 64, c) - STAGED_AT + first / 16 % 4 * WARP_PANEL;
 #pragma unroll
