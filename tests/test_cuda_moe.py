@@ -20,12 +20,12 @@ CASES = {
     "two ranks": moe.MoeCase(WIDE, (700, 413), **ONCE, into="set_f32"),
     "a limit": moe.MoeCase(MoEConfig(328, 304, 4, 2, swiglu_limit=0.5), (513,), **ONCE, into="add_bf16"),
     "gated shared": moe.MoeCase(
-        MoEConfig(136, 272, 6, 3, shared_width=528, gated_shared=True), (301,), **ONCE, float_router=True
+        MoEConfig(136, 272, 6, 3, shared_width=528, gated_shared=True), (301, 300), **ONCE, float_router=True
     ),
     "one K step": moe.MoeCase(MoEConfig(64, 32, 3, 1), (500,), **ONCE),
     "smallest rings": moe.MoeCase(WIDE, (300, 0, 413), "skewed", "smallest", **ONCE, into="add_f32"),
     "idle experts": moe.MoeCase(WIDE, (300, 150), "one_expert", **ONCE, recompute=True),
-    "weights on inputs": moe.MoeCase(MoEConfig(264, 280, 5, 2, weight_on="input"), (290,), **ONCE),
+    "weights on inputs": moe.MoeCase(MoEConfig(264, 280, 5, 2, weight_on="input"), (290, 15), **ONCE),
     "mxfp8": moe.MoeCase(WIDE, (400, 301), **ONCE, dtype="mxfp8", into="add_f32"),
 }
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -293,20 +294,18 @@ class Communicator:
         if trace:
             self.device.zero(trace.memory.address, trace.memory.nbytes)
         self._unchecked = prepared.op
-        if self._launches_together:
-            with self._together():
-                self.device.in_order(prepared.begin, self.workgroups)
-        else:
-            self.device.in_order(prepared.begin, self.workgroups)
+        # Streams wait for each other outside of the meeting: two callers may have one stream, the null stream, which must
+        # not wait for a kernel before all kernels have been launched.
+        begin = partial(self._begin_together, prepared.begin) if self._launches_together else prepared.begin
+        self.device.in_order(begin, self.workgroups)
         if not self.device.queues_launches:
             self.synchronize()
 
-    @contextmanager
-    def _together(self) -> Iterator[None]:
-        """Ranks that must meet do so before and after what the block launches."""
+    def _begin_together(self, begin: Callable[[int], None], workgroups: int) -> None:
+        """Ranks that must meet do so before and after a launch."""
         with uncollected():
             self._rendezvous.barrier()
-            yield
+            begin(workgroups)
             self._rendezvous.barrier()
 
     def launch_plain(self, op: str, params: np.ndarray) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from kosmos_raw.build import params
 from kosmos_raw.device import device_class, open_device
 from kosmos_raw.errors import NotAvailable
+from kosmos_raw.ops.ag_gemm import ag_gemm
+from kosmos_raw.ranks.launch import launch
 from tests.hip.tier import DEVICE
 
 from .fakes import BF16, OP
@@ -141,3 +144,30 @@ def test_gpu_peers_of_one_process(name):
     first.free(memory)
     second.close_device()
     first.close_device()
+
+
+@real
+@pytest.mark.parametrize("late", [0, 1])
+def test_ranks_of_one_gpu_may_use_the_null_stream(name, late, monkeypatch):
+    """As threads they have one null stream, which CuPy makes current again after any `with stream:`."""
+    monkeypatch.setenv("KOSMOS_SHARE_GPU", "1")
+    open_or_skip(name).close_device()
+    device = DEVICE if name == "hip" else name
+    monkeypatch.setattr(device_class(device), "_count_devices", lambda self: 1)
+    launch(gather_on_the_null_stream, late, ranks=2, device=device, mode="threads", timeout_s=30, workgroups=3)
+
+
+def gather_on_the_null_stream(comm, late):
+    device, xp = comm.device, comm.device.xp
+    with device.stream:
+        pass
+    assert device.sharers == 2 and xp.cuda.get_current_stream().ptr == 0
+    if comm.rank == late:  # what the other one queues until then must not hold this one's launch
+        at_once = device._after
+        device._after = lambda caller: (time.sleep(0.05), at_once(caller))
+    rng = np.random.default_rng()
+    for rows in (40, 3):
+        mine, weight = (rng.integers(-9, 9, shape).astype(BF16) for shape in ((rows, 24), (17, 24)))
+        got = ag_gemm(comm, *(xp.asarray(array.view(np.uint16)) for array in (mine, weight)))
+        wanted = np.concatenate(comm.allgather(mine)).astype(float) @ weight.astype(float).T
+        assert (got.get().view(BF16).astype(float) == wanted.astype(BF16).astype(float)).all()
