@@ -225,9 +225,9 @@ class CupyDevice(PeerMemory):
     def _share(self) -> None:
         """What keeps ranks of one GPU and process (threads) from waiting for each other on the host.
 
-        The null stream would order the work of all threads, so each rank's thread gets the rank's own stream instead; but
-        after any `with stream:`, and CuPy has some, the null stream is current again. That is slower and no hang, for a
-        launch waits for it before ranks meet. Freeing waits for the GPU, so memory is kept until the end (see `free`).
+        The null stream would order the work of all threads, so each rank's thread gets the rank's own stream instead.
+        After any `with stream:`, and CuPy has some, the null stream is current again: slower, but no hang, for a launch
+        waits for it before ranks meet. Freeing waits for the GPU, so memory is kept until the end (see `free`).
         """
         self.launches_together = True
         self.stream.use()
