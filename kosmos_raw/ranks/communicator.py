@@ -294,8 +294,8 @@ class Communicator:
         if trace:
             self.device.zero(trace.memory.address, trace.memory.nbytes)
         self._unchecked = prepared.op
-        # Streams wait for each other outside of the meeting: callers may have one stream, the null stream, which must not
-        # wait for a kernel before all kernels have been launched.
+        # Streams wait for each other outside of the meeting: callers may have one stream, the null stream, which must
+        # not wait for a kernel before all kernels have been launched.
         begin = partial(self._begin_together, prepared.begin) if self._launches_together else prepared.begin
         self.device.in_order(begin, self.workgroups)
         if not self.device.queues_launches:
