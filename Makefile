@@ -8,7 +8,7 @@ PIP = $(RUN) -m pip install --quiet --disable-pip-version-check
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow soak models tsan lint bench wheel clean
+.PHONY: help demo test slow soak drawn models tsan lint bench wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ slow: $(VENV)/.dev  ## tests that take minutes: MoE layers in the emulator, and 
 
 soak: $(VENV)/.dev  ## every operator many times, on the CPU and emulated, with late ranks (an hour)
 	$(RUN) -m tests.soak
+
+drawn: $(VENV)/.dev  ## operators and MoE layers drawn at random, on the CPU (five minutes)
+	$(RUN) -m tests.drawn --count 1000 --seconds 300 --seed $$(date +%s)
 
 models: $(VENV)/.dev  ## MoE layers of nine models, scaled down, forward and backward, on the CPU and emulated
 	$(RUN) -m tests.models

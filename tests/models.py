@@ -1,4 +1,5 @@
-"""The MoE layers of nine models, scaled down, forward and backward, on every device without a GPU: make models.
+"""The MoE layers of nine models, scaled down, forward and backward, on every device without a GPU: make models. With
+--devices cuda on GPUs, which ranks share where KOSMOS_SHARE_GPU=1 says so.
 
 Each case is what `validate moe_forward` and `validate moe_backward` check: random layers against the float64 oracle,
 element by element, and equal bits of repeated runs and of layers that keep more or less. Prints a line a device,
@@ -28,9 +29,10 @@ from kosmos_raw.plan.heuristics import DTYPES
 from kosmos_raw.plan.moe.config import MoEConfig, models
 
 CHECKS = {"moe_forward": moe.run, "moe_backward": moe_backward.run}
-RANKS = {"cpu": (2, 4, 8), "emulated": (2, 4)}
+RANKS = {"cpu": (2, 4, 8), "emulated": (2, 4), "cuda": (2, 4, 8)}
+WITHOUT_GPU = ("cpu", "emulated")
 DRAWS = 20
-WORKGROUPS = 4  # of a rank: threads, here and in the emulator
+WORKGROUPS = 4  # of a rank, where they are threads: here and in the emulator
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,9 @@ def case_of(model: str, scale: int, tokens: tuple[int, ...], routing: str, **opt
 def run(device: str, op: str, model: str, case: moe.MoeCase) -> Row:
     """One case on ranks that are threads."""
     start, c = time.perf_counter(), case.config
-    given = {"ranks": case.ranks, "device": device, "mode": "threads", "workgroups": WORKGROUPS, "timeout_s": 300}
+    given: dict[str, Any] = {"ranks": case.ranks, "device": device, "mode": "threads"}
+    if device in WITHOUT_GPU:
+        given |= {"workgroups": WORKGROUPS, "timeout_s": 300}
     try:
         outcome = merge(kr.launch(CHECKS[op], case, arena_bytes=moe.arena_bytes(case, LARGEST), **given))
         problem = "" if outcome.passed else str((outcome.problems or ["failed"])[0])
@@ -116,11 +120,11 @@ def summary(rows: Iterable[Row]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--devices", nargs="+", choices=RANKS, default=list(RANKS))
+    parser.add_argument("--devices", nargs="+", choices=RANKS, default=WITHOUT_GPU)
     parser.add_argument("--ops", nargs="+", choices=CHECKS, default=list(CHECKS))
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of experts' products (default: bf16)")
     parser.add_argument("--models", nargs="+", choices=models(), default=list(models()), metavar="MODEL")
-    parser.add_argument("--ranks", nargs="+", type=int, help="(default: 2 4, and 8 on the CPU)")
+    parser.add_argument("--ranks", nargs="+", type=int, help="(default: 2 4 8; in the emulator 2 4)")
     parser.add_argument("--routings", nargs="+", choices=ROUTINGS, default=["balanced", "skewed"])
     parser.add_argument("--rings", choices=moe.RINGS, default="smallest", help="as of validate (default: smallest)")
     parser.add_argument("--scale", type=int, default=32, help="divides the models' sizes (default: 32)")

@@ -75,7 +75,16 @@ def test_rules_of_routing(rule: str, float_router: bool) -> None:
     check(moe.MoeCase(RULES[rule], (70, 41), float_router=float_router, iters=1, repeats=1, into=into))
 
 
-@pytest.mark.parametrize("config", [replace(SMALL, aux_loss="none"), RULES["gated shared"]], ids=["plain", "gated"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(SMALL, aux_loss="none"),
+        RULES["gated shared"],
+        MoEConfig(88, 40, 5, 2, weight_on="input"),
+        MoEConfig(64, 16, 8, 2, hash_routing=True),
+    ],
+    ids=["plain", "gated", "weighted inputs", "hash"],
+)
 @pytest.mark.parametrize("into", ["set_bf16", "add_f32"])
 def test_choices_from_outside(config: MoEConfig, into: str) -> None:
     check(moe.MoeCase(config, (20, 41), given_weights=True, iters=1, repeats=1, into=into))

@@ -79,9 +79,18 @@ def test_rules_of_routing(config: MoEConfig, float_router: bool) -> None:
     check(moe.MoeCase(config, (70, 41), float_router=float_router, iters=1))
 
 
-def test_choices_from_outside() -> None:
-    check(moe.MoeCase(SMALL, (70, 41), given_weights=True, iters=1))
-    check(moe.MoeCase(MoEConfig(64, 16, 7, 2, shared_width=16, gated_shared=True), (20, 41), given_weights=True))
+@pytest.mark.parametrize(
+    "config",
+    [
+        SMALL,
+        MoEConfig(64, 16, 7, 2, shared_width=16, gated_shared=True),
+        MoEConfig(88, 40, 5, 2, weight_on="input"),
+        MoEConfig(64, 16, 8, 2, hash_routing=True),
+    ],
+    ids=["plain", "gated", "weighted inputs", "hash"],
+)
+def test_choices_from_outside(config: MoEConfig) -> None:
+    check(moe.MoeCase(config, (20, 41), given_weights=True, iters=1))
 
 
 def test_ties_go_to_the_lowest_expert() -> None:

@@ -170,12 +170,13 @@ def run(comm: Communicator, case: MoeCase, progress: bool = False) -> Outcome:
 
 def from_outside(case: MoeCase, given: generators.Inputs, rank: int, xp: Any) -> dict[str, Any]:
     """What the caller gives: the same in every call."""
-    if given.ids is not None:
-        return {"experts": xp.asarray(given.ids[rank].astype(np.int32))}
+    ids = None if given.ids is None else given.ids[rank]
     if not case.given_weights:
-        return {}
+        return {} if ids is None else {"experts": xp.asarray(ids.astype(np.int32))}
     rng = np.random.default_rng((case.seed, rank))
-    ids = np.argsort(rng.random((case.tokens[rank], case.config.experts)), axis=-1)[:, : case.config.top_k]
+    if ids is None:
+        order = np.argsort(rng.random((case.tokens[rank], case.config.experts)), axis=-1)
+        ids = order[:, : case.config.top_k]
     return {"experts": xp.asarray(ids.astype(np.int32)), "weights": xp.asarray(rng.random(ids.shape, np.float32))}
 
 
@@ -232,16 +233,14 @@ def _judge_given(
     """Choices and weights must come back as they were; the output is the fold with them."""
     outside = from_outside(case, given, rank, np)
     x, w = lift(given.x[rank], given.weights)
-    f = forward(case.config, x, w, ids=got["ids"], sequences=[len(got["ids"])], dtype=case.dtype)
-    out = (f.y * near.Near.of(got["weights"].astype(np.float64))[:, :, None]).sum(1)
-    if f.shared_y is not None:
-        out = out + (f.shared_y if f.shared_weight is None else f.shared_y * f.shared_weight[:, None])
-    out = near.bf16(out)
+    weights, sequences = outside["weights"].astype(np.float64), [len(got["ids"])]
+    f = forward(case.config, x, w, ids=got["ids"], weights=weights, sequences=sequences, dtype=case.dtype)
     same = {
         "ids": compare(got["ids"], outside["experts"].astype(np.float64), np.full(got["ids"].shape, 0.5)),
         "weights": compare(got["weights"], outside["weights"].astype(np.float64), np.full(got["ids"].shape, 1e-30)),
     }
-    return same | {"out": compare(got["out"], out.value, out.error)}
+    assert isinstance(f.out, near.Near)
+    return same | {"out": compare(got["out"], f.out.value, f.out.error)}
 
 
 def to_numpy(array: Any) -> np.ndarray:

@@ -99,8 +99,8 @@ class Crew:
         there = policies_of(op, grid.beside) if ranks > 1 else POLICIES
         if policy not in there:
             raise ValueError(
-                f"{op}: policy is {policy!r}, want one of {', '.join(there)} ('beside' is for all operators but "
-                "gemm_rs, on a device whose WGs have threads to spare, cuda)"
+                f"{op}: policy is {policy!r}, want one of {', '.join(there)} ('beside' is for BF16, all operators but "
+                "gemm_rs, and a device whose WGs have threads to spare, cuda)"
             )
         wgs, beside = grid.workgroups, policy == "beside"
         if ranks == 1:
