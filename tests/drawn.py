@@ -12,11 +12,9 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 from tqdm import tqdm
 
-import kosmos_raw as kr
 from kosmos_raw.build.params import INTO
 from kosmos_raw.checks import moe, moe_backward, validate
 from kosmos_raw.checks.operators import CHECKED, Case
@@ -26,6 +24,8 @@ from kosmos_raw.plan.crew import policies_of
 from kosmos_raw.plan.moe.config import AUX_LOSSES, SCORES, WEIGHT_ON, MoEConfig
 from kosmos_raw.plan.moe.forward import POLICIES
 from kosmos_raw.plan.shapes import ORDERS_OF
+
+from .launched import launched
 
 # Of each device: most rows of a rank, the largest other size, most ranks, WGs of a rank (None: the device's number).
 DEVICES = {"cpu": (150, 300, 8, 4), "emulated": (16, 72, 3, 2), "cuda": (900, 900, 8, None)}
@@ -156,11 +156,7 @@ def check(kind: str, device: str, case: Drawn) -> str:
     """What is wrong with it; nothing if it passed."""
     workgroups = DEVICES[device][3]
     arena = validate.arena_bytes([case]) if isinstance(case, Case) else moe.arena_bytes(case, LARGEST)
-    options: dict[str, Any] = {"ranks": case.ranks, "device": device, "arena_bytes": arena, "workgroups": workgroups}
-    try:
-        outcome = validate.merge(kr.launch(KINDS[kind][1], case, mode="threads", **options))
-    except Exception as error:  # the other cases may still say something
-        return f"{type(error).__name__}: {error}"
+    outcome = launched(KINDS[kind][1], case, device=device, arena_bytes=arena, workgroups=workgroups)
     return "" if outcome.passed and outcome.bitwise_repeat else "; ".join(outcome.problems) or "bits differ"
 
 

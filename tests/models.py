@@ -19,14 +19,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-import kosmos_raw as kr
 from kosmos_raw.checks import moe, moe_backward
-from kosmos_raw.checks.validate import merge
 from kosmos_raw.cli.shared import table
 from kosmos_raw.cli.validate_moe import LARGEST
 from kosmos_raw.numerics.moe.generators import ROUTINGS
 from kosmos_raw.plan.heuristics import DTYPES
 from kosmos_raw.plan.moe.config import MoEConfig, models
+
+from .launched import launched
 
 CHECKS = {"moe_forward": moe.run, "moe_backward": moe_backward.run}
 RANKS = {"cpu": (2, 4, 8), "emulated": (2, 4), "cuda": (2, 4, 8)}
@@ -80,15 +80,12 @@ def case_of(model: str, scale: int, tokens: tuple[int, ...], routing: str, **opt
 def run(device: str, op: str, model: str, case: moe.MoeCase) -> Row:
     """One case on ranks that are threads."""
     start, c = time.perf_counter(), case.config
-    given: dict[str, Any] = {"ranks": case.ranks, "device": device, "mode": "threads"}
+    given: dict[str, Any] = {"device": device}
     if device in WITHOUT_GPU:
         given |= {"workgroups": WORKGROUPS, "timeout_s": 300}
-    try:
-        outcome = merge(kr.launch(CHECKS[op], case, arena_bytes=moe.arena_bytes(case, LARGEST), **given))
-        problem = "" if outcome.passed else str((outcome.problems or ["failed"])[0])
-        found = outcome.bitwise_repeat, outcome.rel_error, outcome.over_bound
-    except Exception as error:  # the other cases may still say something
-        problem, found = f"{type(error).__name__}: {error}", (False, float("nan"), float("nan"))
+    outcome = launched(CHECKS[op], case, arena_bytes=moe.arena_bytes(case, LARGEST), **given)
+    problem = "" if outcome.passed else str((outcome.problems or ["failed"])[0])
+    found = outcome.bitwise_repeat, outcome.rel_error, outcome.over_bound
     sizes = (c.hidden, c.expert_width, c.shared_width, c.experts, c.top_k)
     tokens = " ".join(map(str, case.tokens))
     how = (case.ranks, tokens, case.routing, case.rings, case.seed, case.repeats)

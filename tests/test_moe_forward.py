@@ -90,7 +90,7 @@ def test_rules_of_routing(config: MoEConfig, float_router: bool) -> None:
     ids=["plain", "gated", "weighted inputs", "hash"],
 )
 def test_choices_from_outside(config: MoEConfig) -> None:
-    check(moe.MoeCase(config, (20, 41), given_weights=True, iters=1))
+    check(moe.MoeCase(config, (70, 41), given_weights=True))
 
 
 def test_ties_go_to_the_lowest_expert() -> None:

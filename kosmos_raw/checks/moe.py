@@ -233,7 +233,7 @@ def _judge_given(
     """Choices and weights must come back as they were; the output is the fold with them."""
     outside = from_outside(case, given, rank, np)
     x, w = lift(given.x[rank], given.weights)
-    weights, sequences = outside["weights"].astype(np.float64), [len(got["ids"])]
+    weights, sequences = near.Near.of(outside["weights"].astype(np.float64)), [len(got["ids"])]
     f = forward(case.config, x, w, ids=got["ids"], weights=weights, sequences=sequences, dtype=case.dtype)
     same = {
         "ids": compare(got["ids"], outside["experts"].astype(np.float64), np.full(got["ids"].shape, 0.5)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ def forward(
     w: Weights,
     *,
     ids: np.ndarray | None = None,
-    weights: np.ndarray | None = None,
+    weights: Array | None = None,
     sequences: Sequence[int] | None = None,
     choices: np.ndarray | None = None,
     dtype: str = "bf16",
@@ -69,16 +69,13 @@ def forward(
     """Tokens x [T, H] through the layer.
 
     Args:
-        ids: [T, k] experts chosen already, see routing.route.
-        weights: [T, k] theirs, where the router does not say.
+        ids, weights: [T, k] experts chosen already, and theirs, see routing.route.
         sequences: lengths of the token's sequences, for an auxiliary loss over each.
         choices: [T, k] as the judged kernel counted for the auxiliary loss.
         dtype: of routed experts' products, one of plan.moe.forward.DTYPES.
     """
     parts = 1 if near.is_bf16(w.router) else 3
-    r = route(config, near.product(x, w.router.T, parts), w.bias, ids)
-    if weights is not None:
-        r = replace(r, weights=Near.of(weights) if isinstance(x, Near) else weights)
+    r = route(config, near.product(x, w.router.T, parts), w.bias, ids, weights)
     aux, dscores = aux_loss(config, r, sequences, choices)
     T, k = r.ids.shape
     y = near.zeros((T, k, config.hidden), x)

@@ -78,19 +78,26 @@ def weights_of(config: MoEConfig, logits: Array, scores: Array, ids: np.ndarray)
     return v * config.scaling
 
 
-def route(config: MoEConfig, logits: Array, bias: np.ndarray | None = None, ids: np.ndarray | None = None) -> Routing:
+def route(
+    config: MoEConfig,
+    logits: Array,
+    bias: np.ndarray | None = None,
+    ids: np.ndarray | None = None,
+    weights: Array | None = None,
+) -> Routing:
     """Routes by logits [T, E].
 
     Args:
         bias: [E], if the config has one.
         ids: [T, k] experts that are chosen already: by a table (hash routing), or by the kernel that is judged.
+        weights: [T, k] of those, where scores do not say.
     """
     scores = scores_of(config, logits)
     if ids is None:
         if config.hash_routing:
             raise ValueError("route: hash_routing is set, want the experts of each token in ids")
         ids = select(config, near.value_of(keys_of(config, logits, scores, bias)))
-    return Routing(logits, scores, ids, weights_of(config, logits, scores, ids))
+    return Routing(logits, scores, ids, weights_of(config, logits, scores, ids) if weights is None else weights)
 
 
 def legal(config: MoEConfig, keys: Near, ids: np.ndarray) -> np.ndarray:
